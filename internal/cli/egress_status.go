@@ -1,0 +1,140 @@
+package cli
+
+import (
+	"context"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/plane"
+)
+
+func newStatusCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show lanes, pools, quarantine and mode",
+		Long: `Shows every lane with its endpoint, the last verdict, what it carries and for whom; the
+pools' age; what is in quarantine; mode, uplink, locks and problems. It sends no packet, takes
+no lock and needs no root for what the state folder's rights let it see.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.look(cmd.Context(), func(ctx context.Context, e *egressEnv) error {
+				s := e.Status(ctx)
+				return a.print(s, s.Text)
+			})
+		},
+	}
+}
+
+func newExplainCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain [LANE|ENDPOINT]…",
+		Short: "Say why a lane or an endpoint is where it is",
+		Long: `Says of each lane or endpoint why it is as it is: ranks, quarantine and what clears it,
+hold-downs, loans, the last verdict, and the journal's last lines about it. With no name it
+explains every lane. It sends no packet and changes nothing.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.look(cmd.Context(), func(ctx context.Context, e *egressEnv) error {
+				list, err := e.Explain(ctx, args)
+				if err != nil {
+					return &exitError{Code: exitUsage, Err: err, Hint: "`shunt egress status` lists lanes and endpoints"}
+				}
+				return a.print(list, func(w io.Writer) { egress.ExplainText(w, list) })
+			})
+		},
+	}
+}
+
+// look opens the world for reading.
+func (a *app) look(ctx context.Context, f func(context.Context, *egressEnv) error) error {
+	c, err := a.load(config.SectionEgress)
+	if err != nil {
+		return err
+	}
+	e, err := a.openEgress(ctx, c, "egress", false)
+	if err != nil {
+		return err
+	}
+	defer e.Close() //nolint:errcheck // nothing was written
+	return f(ctx, e)
+}
+
+type planeOptions struct {
+	DryRun bool
+	Remove bool
+}
+
+// planeResult is what `egress plane` prints.
+type planeResult struct {
+	Text    string           `json:"text,omitempty"`
+	Changed bool             `json:"changed"`
+	View    egress.PlaneView `json:"view"`
+}
+
+func newPlaneCommand(a *app) *cobra.Command {
+	var o planeOptions
+	cmd := &cobra.Command{
+		Use:   "plane",
+		Short: "Install the user plane: nftables table, rules and routes",
+		Long: `Puts table inet shunt_egress, the ip rules and the routes of the lanes in place. Every
+other command does so too where it is missing; run it early at boot, so that no packet of a
+class leaves before the first verdict. Classes stay where they are; after a boot they travel
+nowhere until a repair has seen a lane pass.
+
+With --dry-run it prints what it would install. With --remove it takes away what is shunt's,
+and nothing else.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runPlane(cmd.Context(), a, o) },
+	}
+	cmd.Flags().BoolVar(&o.DryRun, "dry-run", false, "print the table, rules and routes; change nothing")
+	cmd.Flags().BoolVar(&o.Remove, "remove", false, "take shunt's table, rules and routes away")
+	return cmd
+}
+
+func runPlane(ctx context.Context, a *app, o planeOptions) error {
+	if o.DryRun && o.Remove {
+		return usageError("choose one of them", "--dry-run and --remove exclude each other")
+	}
+	c, err := a.load(config.SectionEgress)
+	if err != nil {
+		return err
+	}
+	p := plane.New()
+	defer p.Close() //nolint:errcheck // sockets only
+	var res planeResult
+	switch {
+	case o.DryRun:
+		if res.Text, err = p.Text(ctx, c.Egress, nil); err != nil {
+			return err
+		}
+	case o.Remove:
+		if err := p.Remove(ctx, c.Egress); err != nil {
+			return err
+		}
+		res.Changed = true
+	default:
+		if res, err = a.installPlane(ctx, c); err != nil {
+			return err
+		}
+	}
+	return a.print(res, func(w io.Writer) {
+		if res.Text != "" {
+			_, _ = io.WriteString(w, res.Text)
+		}
+	})
+}
+
+func (a *app) installPlane(ctx context.Context, c config.Config) (planeResult, error) {
+	e, err := a.openEgress(ctx, c, "egress plane", true)
+	if err != nil {
+		return planeResult{}, err
+	}
+	defer e.Close() //nolint:errcheck // sockets only
+	v, changed, err := e.Install(a.withPoints(ctx))
+	if changed {
+		a.Log.Info("plane", "object", "inet shunt_egress", "reason", "installed")
+	}
+	return planeResult{Changed: changed, View: v}, err
+}

@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/state"
+)
+
+// loadOptions are what the global flags say about the configuration.
+func (a *app) loadOptions(sections ...string) config.Options {
+	return config.Options{
+		Path: a.flags.Config, Set: a.flags.Set, StateDir: a.flags.StateDir, Env: a.Environ, Sections: sections,
+	}
+}
+
+// load reads the configuration for a command that needs these sections. Faults elsewhere
+// are warnings.
+func (a *app) load(sections ...string) (config.Config, error) {
+	return a.loadWith(a.loadOptions(sections...))
+}
+
+// loadOrLastGood is load for runs that nobody watches: where the file does not pass, the
+// last configuration that did is used, loudly.
+func (a *app) loadOrLastGood(sections ...string) (config.Config, error) {
+	o := a.loadOptions(sections...)
+	o.LastGood = config.LastGoodName(config.File(o))
+	return a.loadWith(o)
+}
+
+func (a *app) loadWith(o config.Options) (config.Config, error) {
+	c, complaints, err := config.Load(o)
+	if err != nil {
+		return c, a.unreadable(err)
+	}
+	if bad := config.Blocking(complaints, o.Sections...); len(bad) > 0 {
+		return c, &configError{Complaints: bad}
+	}
+	for _, w := range complaints {
+		a.warnf("%s", w)
+		if w.Hint != "" {
+			a.hintf("%s", w.Hint)
+		}
+	}
+	a.setLevel(c.Log.Level.Slog())
+	return c, nil
+}
+
+// unreadable is a configuration file that could not be read.
+func (a *app) unreadable(err error) error {
+	hint := "run it as root, or let this user read the file"
+	if config.Missing(err) {
+		hint = "`shunt config reference` writes a file to begin with; --config names another one"
+	}
+	return &exitError{Code: exitConfig, Err: err, Hint: hint}
+}
+
+// keepConfig saves the file that passed as the last good copy. Commands that change
+// things call it after load; a copy that is the same already is left alone.
+func (a *app) keepConfig(ctx context.Context, c config.Config) error {
+	if c.From.LastGood {
+		return nil
+	}
+	path := filepath.Join(c.StateDir, config.LastGoodName(c.From.File))
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, c.From.Raw) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return fmt.Errorf("last good configuration: %w", err)
+	}
+	if err := state.WriteFile(ctx, path, c.From.Raw, 0o600); err != nil {
+		return fmt.Errorf("last good configuration: %w", err)
+	}
+	return nil
+}

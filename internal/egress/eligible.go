@@ -1,0 +1,209 @@
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/shunt-net/shunt/internal/state"
+)
+
+// The names of the pools, in the order in which they are preferred.
+const (
+	PoolForeign = "strict-foreign"
+	PoolAll     = "strict-all"
+	PoolWorking = "working"
+)
+
+// futureSlack is how far ahead a stamp may lie before it counts as one from a wrong clock.
+const futureSlack = 2 * time.Second
+
+// eligibility judges rows of pools for one input. It is pure and cheap to make.
+type eligibility struct {
+	in      *Input
+	records map[string][]state.Quarantined
+}
+
+func newEligibility(in *Input) eligibility {
+	e := eligibility{in: in, records: map[string][]state.Quarantined{}}
+	for _, q := range in.Quarantine {
+		e.records[q.Endpoint] = append(e.records[q.Endpoint], q)
+	}
+	return e
+}
+
+// judge says why a row may not be placed on any lane: code and reason are empty when it may.
+func (e eligibility) judge(p Pool, r Row) (code, reason string) {
+	if r.Reason != "" {
+		return "unsupported", r.Reason
+	}
+	if !matches(e.in.Config.Rebalance.Allow, r.File, true) || matches(e.in.Config.Rebalance.Deny, r.File, false) {
+		return "filtered", "its name is not allowed by rebalance.allow and rebalance.deny"
+	}
+	if q, ok := e.quarantined(p, r.Endpoint); ok {
+		return "quarantined", fmt.Sprintf("removed from %s at %s (%s); pool %s was tested from %s on, which is not after it",
+			q.Slot, stamp(q.FailedAt), q.Reason, p.Name, stamp(p.Mtime))
+	}
+	if left := holdLeft(e.in.Memory.Holds[r.Endpoint], e.in.Now, e.in.Config.Repair.HoldMax); left > 0 {
+		return "hold_down", fmt.Sprintf("failed %d times; held down for another %s", e.in.Memory.Holds[r.Endpoint].Failures, left.Round(time.Second))
+	}
+	return "", ""
+}
+
+// quarantined returns the record that keeps an endpoint of the pool out.
+func (e eligibility) quarantined(p Pool, endpoint string) (state.Quarantined, bool) {
+	for _, q := range e.records[endpoint] {
+		if !e.clears(p, q) {
+			return q, true
+		}
+	}
+	return state.Quarantined{}, false
+}
+
+// clears says whether the pool's tests began after the failure. Only a strict pool does.
+// The run sequence decides where both ends are known by it, so that a clock that jumped
+// neither blocks an endpoint for years nor brings a dead one back; else the stamps do.
+func (e eligibility) clears(p Pool, q state.Quarantined) bool {
+	if p.Name == PoolWorking || p.Mtime.After(e.in.Now.Add(futureSlack)) {
+		return false
+	}
+	f, known := e.in.Memory.Failures[q.Endpoint]
+	seq, tested := e.in.Memory.PoolSeqs[p.Mtime.Unix()]
+	if known && tested && f.FailedAt == q.FailedAt.Unix() {
+		return seq > f.Seq
+	}
+	if q.FailedAt.After(e.in.Now.Add(futureSlack)) {
+		return false
+	}
+	return p.Mtime.Unix() > q.FailedAt.Unix()
+}
+
+// setAside gives records from the future a place in the run sequence, so that the next
+// refresh can clear them although their stamp can't be believed.
+func setAside(in *Input, next *Memory) {
+	for _, q := range in.Quarantine {
+		if !q.FailedAt.After(in.Now.Add(futureSlack)) {
+			continue
+		}
+		if f, ok := next.Failures[q.Endpoint]; ok && f.FailedAt == q.FailedAt.Unix() {
+			continue
+		}
+		next.Failures[q.Endpoint] = Failure{FailedAt: q.FailedAt.Unix(), Seq: in.Seed}
+	}
+}
+
+// holdLeft is how long an endpoint is still held down; never longer than the setting,
+// whatever the clock did.
+func holdLeft(h Hold, now time.Time, longest time.Duration) time.Duration {
+	if h.For <= 0 {
+		return 0
+	}
+	elapsed := max(now.Sub(h.Since), 0)
+	return min(h.For, longest) - elapsed
+}
+
+// failedAgain is the hold-down after one more failure: none for the first, then doubling.
+// Good service pays failures back, one for every decay period.
+func failedAgain(h Hold, served time.Duration, now time.Time, c RepairConfig) Hold {
+	if c.HoldDecay > 0 && served > 0 {
+		h.Failures = max(0, h.Failures-int(served/c.HoldDecay))
+	}
+	h.Failures++
+	h.Since = now
+	h.For = 0
+	if h.Failures > 1 {
+		h.For = c.HoldMin
+		for i := 2; i < h.Failures && h.For < c.HoldMax; i++ {
+			h.For *= 2
+		}
+		h.For = min(h.For, c.HoldMax)
+	}
+	return h
+}
+
+func matches(globs []string, name string, empty bool) bool {
+	if len(globs) == 0 {
+		return empty
+	}
+	name = strings.ToLower(name)
+	for _, g := range globs {
+		if ok, err := path.Match(strings.ToLower(g), name); err == nil && ok {
+			return true
+		}
+	}
+	return false
+}
+
+// prefixOf is the network that max_per_prefix counts: a /24, or a /48 of IPv6.
+func prefixOf(endpoint string) string {
+	ap, err := netip.ParseAddrPort(endpoint)
+	if err != nil {
+		return endpoint
+	}
+	bits := 24
+	if ap.Addr().Is6() && !ap.Addr().Is4In6() {
+		bits = 48
+	}
+	p, err := ap.Addr().Unmap().Prefix(bits)
+	if err != nil {
+		return endpoint
+	}
+	return p.String()
+}
+
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return "(never)"
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// taken is what lanes use: endpoints and key pairs, each once.
+type taken struct {
+	endpoints map[string]string // endpoint -> lane
+	pairs     map[string]string
+	prefixes  map[string]int
+}
+
+func takenBy(in *Input, but string) taken {
+	t := taken{endpoints: map[string]string{}, pairs: map[string]string{}, prefixes: map[string]int{}}
+	for _, l := range in.Lanes {
+		if l.Name == but {
+			continue
+		}
+		t.add(l.Name, l.Endpoint, l.Pair)
+		for _, p := range l.Device.Peers {
+			t.pairs[p.Pair] = l.Name
+		}
+		if l.Intent != nil && l.Intent.ToPair != "" {
+			t.pairs[l.Intent.ToPair] = l.Name
+		}
+	}
+	return t
+}
+
+func (t taken) add(lane, endpoint, pair string) {
+	if endpoint != "" {
+		t.endpoints[endpoint] = lane
+		t.prefixes[prefixOf(endpoint)]++
+	}
+	if pair != "" {
+		t.pairs[pair] = lane
+	}
+}
+
+func (t taken) drop(endpoint, pair string) {
+	if endpoint != "" {
+		delete(t.endpoints, endpoint)
+		t.prefixes[prefixOf(endpoint)]--
+	}
+	delete(t.pairs, pair)
+}
+
+func (t taken) has(r Row) bool {
+	_, e := t.endpoints[r.Endpoint]
+	_, p := t.pairs[r.Pair]
+	return e || p
+}

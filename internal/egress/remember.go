@@ -1,0 +1,84 @@
+package egress
+
+import (
+	"context"
+	"iter"
+	"maps"
+	"reflect"
+)
+
+// remember writes what the plan says the next run must know, onto what other runs wrote
+// meanwhile: only the lanes that this run judged and the keys that it changed.
+func (p *pass) remember(ctx context.Context) error {
+	was, next := p.in.Memory, p.plan.Next
+	if next.Lanes == nil || !worthWriting(was, next) {
+		return nil
+	}
+	var m Memory
+	return p.State.UpdateJSON(ctx, memoryFile, &m, func() error {
+		m = m.clone()
+		for lane, mem := range next.Lanes {
+			if _, busy := p.in.Busy[lane]; !busy && mem != was.Lanes[lane] {
+				m.Lanes[lane] = mem
+			}
+		}
+		apply(m.Lends, was.Lends, next.Lends)
+		apply(m.Holds, was.Holds, next.Holds)
+		apply(m.Failures, was.Failures, next.Failures)
+		apply(m.PoolSeqs, was.PoolSeqs, next.PoolSeqs)
+		if next.UplinkDown != was.UplinkDown {
+			m.UplinkDown, m.UplinkSince = next.UplinkDown, next.UplinkSince
+		}
+		if next.LastSize != was.LastSize {
+			m.LastSize = next.LastSize
+		}
+		prune(m)
+		return nil
+	})
+}
+
+// worthWriting spares the disk: round trips and counts of good rounds change each second.
+func worthWriting(was, next Memory) bool {
+	quiet := func(m Memory) Memory {
+		m = m.clone()
+		for n, l := range m.Lanes {
+			l.RTT, l.Loss = 0, 0
+			if !l.Down {
+				l.Goods = 0
+			}
+			m.Lanes[n] = l
+		}
+		return m
+	}
+	return !reflect.DeepEqual(quiet(was), quiet(next))
+}
+
+// apply carries the difference of two maps over to a third.
+func apply[K comparable, V comparable](to, was, next map[K]V) {
+	for k, v := range next {
+		if old, ok := was[k]; !ok || old != v {
+			to[k] = v
+		}
+	}
+	for k := range was {
+		if _, ok := next[k]; !ok {
+			delete(to, k)
+		}
+	}
+}
+
+// prune bounds the maps that grow with time.
+func prune(m Memory) {
+	const keep = 512
+	for len(m.PoolSeqs) > keep {
+		oldest := int64(0)
+		for k := range m.PoolSeqs {
+			if oldest == 0 || k < oldest {
+				oldest = k
+			}
+		}
+		delete(m.PoolSeqs, oldest)
+	}
+}
+
+func mapsKeys[V any](m map[string]V) iter.Seq[string] { return maps.Keys(m) }

@@ -1,0 +1,368 @@
+package egress
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shunt-net/shunt/internal/health"
+)
+
+// repair builds the plan of one repair pass.
+type repair struct {
+	in     *Input
+	plan   Plan
+	elig   eligibility
+	judged map[string]health.Verdict
+	reason map[string]health.Reason
+	used   taken
+	where  map[string]string // class (home lane) -> lane that carries it, as the plan goes on
+	waits  map[string]bool   // lanes whose peer is being added anew: nothing else yet
+	proven []Row             // candidates that passed, in pool order
+	next   int               // first candidate that was not looked at
+	cands  []Row
+	failed map[string]bool // endpoints whose swap failed in this run
+}
+
+// PlanRepair judges the lanes and says what to do. It is pure; a run calls it again after
+// each step with what the step showed (proofs, swaps, new rounds), and the steps that
+// were already there stay: a plan only grows.
+func PlanRepair(in Input) Plan {
+	r := &repair{
+		in: &in, elig: newEligibility(&in), judged: map[string]health.Verdict{}, reason: map[string]health.Reason{},
+		used: takenBy(&in, ""), where: cloneMap(in.Plane.Classes), waits: map[string]bool{}, failed: map[string]bool{},
+	}
+	r.plan = Plan{Command: "repair", Next: in.Memory.clone()}
+	setAside(&in, &r.plan.Next)
+	up := r.uplink()
+	r.judge(up)
+	r.renew()
+	if up == uplinkDown && r.anyFailing() {
+		r.freeze()
+		return r.plan
+	}
+	downs := r.downs()
+	if up == uplinkDoubtful && len(downs) > 0 && !r.trustUplink(downs) {
+		return r.plan
+	}
+	r.lend()
+	r.goHome()
+	r.quarantine(downs)
+	r.replace(downs)
+	return r.plan
+}
+
+type uplinkState int
+
+const (
+	uplinkUnknown uplinkState = iota
+	uplinkUp
+	uplinkDown
+	uplinkDoubtful // the gateway answers, nothing behind it does
+)
+
+// uplink weighs the direct path. One lane that passes now is proof enough.
+func (r *repair) uplink() uplinkState {
+	for _, l := range r.in.Lanes {
+		if l.Round != nil && l.Round.Pass {
+			return uplinkUp
+		}
+	}
+	u := r.in.Uplink
+	if u == nil {
+		return uplinkUnknown
+	}
+	for _, ok := range u.Targets {
+		if ok {
+			return uplinkUp
+		}
+	}
+	switch {
+	case len(u.Targets) == 0 && u.GatewayOK:
+		return uplinkUp
+	case u.GatewayOK:
+		return uplinkDoubtful
+	}
+	return uplinkDown
+}
+
+func (r *repair) judge(up uplinkState) {
+	c := r.in.Config
+	for _, l := range r.in.Lanes {
+		mem := r.plan.Next.Lanes[l.Name]
+		if holder, ok := r.in.Busy[l.Name]; ok {
+			r.plan.hold(l.Name, HeldBusy, "another run changes it: %s", holder)
+			r.judged[l.Name] = health.Unknown
+			continue
+		}
+		if l.Round == nil {
+			r.judged[l.Name] = health.Unknown
+			r.plan.hold(l.Name, HeldUnchecked, "no round was made")
+			continue
+		}
+		v, m := health.Judge(mem.Memory, sample(l, r.in.Now), health.Policy{Threshold: c.Repair.Threshold, Rise: c.Repair.Rise})
+		if v == health.Suspect || v == health.Down {
+			if up == uplinkDown {
+				m = mem.Memory
+				m.Misses, m.DeepMisses, m.Goods = 0, 0, 0
+				mem.Cut = true
+			}
+		} else {
+			mem.Cut, mem.Renewed = false, false
+		}
+		if l.Endpoint == "" && len(l.Device.Peers) == 0 && l.Device.Present {
+			v, m.Down, m.Reason = health.Down, true, health.ReasonNoPeer // an empty lane needs no second look
+		}
+		mem.Memory = m
+		mem.State = string(v)
+		mem.RTT, mem.Loss = l.Round.RTT, roundLoss(*l.Round, c.Check.Gap)
+		if l.Deep != nil {
+			mem.DeepAt = r.in.Now
+		}
+		if mem.Since.IsZero() && v == health.Up {
+			mem.Since = r.in.Now
+		}
+		r.plan.Next.Lanes[l.Name] = mem
+		r.judged[l.Name], r.reason[l.Name] = v, m.Reason
+		verdict := Verdict{Lane: l.Name, Endpoint: l.Endpoint, Verdict: string(v), Reason: string(m.Reason), Loss: mem.Loss, RTT: ms(l.Round.RTT)}
+		r.plan.Lanes = append(r.plan.Lanes, verdict)
+	}
+	r.rememberUplink(up)
+}
+
+func (r *repair) rememberUplink(up uplinkState) {
+	down := up == uplinkDown
+	if up != uplinkUnknown && down != r.in.Memory.UplinkDown {
+		r.plan.Next.UplinkDown, r.plan.Next.UplinkSince = down, r.in.Now
+	}
+}
+
+func sample(l LaneView, now time.Time) health.Sample {
+	p, active := l.Device.Active()
+	s := health.Sample{
+		Device: l.Device.Present && l.Device.Up && l.Device.Error == "", Peer: active,
+		Pings: l.Round.Pass, RxGrew: l.Round.RxAfter - l.Round.RxBefore, FullSize: true, TLS: true,
+	}
+	if !p.Handshake.IsZero() {
+		s.Handshake = now.Sub(p.Handshake)
+	}
+	if l.Deep != nil {
+		s.Deep, s.FullSize = true, l.Deep.FullSize
+		s.TLS = len(l.Deep.TLS) == 0
+		for _, t := range l.Deep.TLS {
+			s.TLS = s.TLS || t.OK
+		}
+	}
+	return s
+}
+
+// roundLoss is the share of a round's pings that were lost. A round that passed ended
+// early: the last pings were still on their way.
+func roundLoss(r Round, gap time.Duration) float64 {
+	if r.Sent == 0 {
+		return 1
+	}
+	lost := r.Sent - r.Got
+	if r.Pass && gap > 0 {
+		lost -= int(r.RTT/gap) + 1
+	}
+	return float64(max(lost, 0)) / float64(r.Sent)
+}
+
+// renew plans the one fresh handshake that a silent lane gets before its verdict, where
+// the last one is old, pending, or from before the uplink was cut.
+func (r *repair) renew() {
+	for _, l := range r.in.Lanes {
+		v := r.judged[l.Name]
+		if l.Renewed {
+			r.plan.add(renewStep(l, r.in.Memory.Lanes[l.Name]))
+			mem := r.plan.Next.Lanes[l.Name]
+			mem.Renewed = v == health.Suspect || v == health.Down
+			r.plan.Next.Lanes[l.Name] = mem
+			continue
+		}
+		if v != health.Suspect && v != health.Down || l.Path == "" || r.plan.Next.UplinkDown {
+			continue
+		}
+		mem := r.in.Memory.Lanes[l.Name]
+		p, active := l.Device.Active()
+		due := !active || !l.Device.Up || !l.Device.Present
+		if active && r.reason[l.Name] == health.ReasonSilent && !mem.Renewed {
+			age := r.in.Now.Sub(p.Handshake)
+			due = p.Handshake.IsZero() || age < 0 || age >= r.in.Config.Repair.Readd || mem.Cut
+		}
+		if due {
+			r.plan.add(renewStep(l, mem))
+			r.waits[l.Name] = true
+		}
+	}
+}
+
+func renewStep(l LaneView, mem LaneMemory) Step {
+	reason := "its handshake is old or pending: one lost initiation looks like a dead server"
+	switch {
+	case !l.Device.Present || !l.Device.Up:
+		reason = "its interface is gone or down"
+	case len(l.Device.Peers) == 0:
+		reason = "its device has no peer"
+	case mem.Cut:
+		reason = "the uplink was down since its last good round"
+	}
+	return Step{Kind: StepRenew, Lane: l.Name, From: l.Endpoint, Path: l.Path, Reason: reason}
+}
+
+func (r *repair) anyFailing() bool {
+	for _, v := range r.judged {
+		if v == health.Suspect || v == health.Down {
+			return true
+		}
+	}
+	return false
+}
+
+// freeze is the uplink guard: one cut cable must not burn the pool.
+func (r *repair) freeze() {
+	for _, l := range r.in.Lanes {
+		if v := r.judged[l.Name]; v == health.Suspect || v == health.Down {
+			r.plan.hold(l.Name, HeldUplinkDown, "the uplink itself is down: nothing is quarantined, counted or replaced")
+		}
+	}
+}
+
+// downs are the lanes to be repaired now.
+func (r *repair) downs() []LaneView {
+	var out []LaneView
+	for _, l := range r.in.Lanes {
+		if r.judged[l.Name] == health.Down && !r.waits[l.Name] {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// trustUplink settles a doubtful uplink by evidence: the gateway answers and nothing
+// behind it does. One candidate's handshake shows that the way out is open.
+func (r *repair) trustUplink(downs []LaneView) bool {
+	for _, p := range r.in.Proofs {
+		if p.Handshake > 0 {
+			return true
+		}
+	}
+	r.candidates(downs)
+	batch := r.batch(len(downs))
+	pending := slices.ContainsFunc(batch, func(c Row) bool { _, ok := r.in.Proofs[c.Endpoint]; return !ok })
+	recent := true
+	for _, l := range downs {
+		recent = recent && r.searched(l)
+	}
+	if len(batch) > 0 && !recent {
+		r.plan.add(Step{Kind: StepProve, Endpoints: endpoints(batch), Reason: "the gateway answers, nothing behind it does: a handshake would show that the uplink works"})
+		if pending {
+			return false
+		}
+		for _, l := range downs {
+			r.markSearched(l.Name)
+		}
+	}
+	for _, l := range downs {
+		r.plan.hold(l.Name, HeldUplinkDown, "the gateway answers but neither the direct targets nor any endpoint: nothing is quarantined, counted or replaced")
+	}
+	return false
+}
+
+// lend moves every class that travels through a down lane to the healthiest other lane.
+func (r *repair) lend() {
+	for _, home := range r.in.Config.Lanes {
+		at, placed := r.where[home.Name]
+		if !placed || at == home.Name && r.judged[home.Name] != health.Down || r.waits[at] {
+			continue
+		}
+		if at != "" && r.judged[at] != health.Down || at == "" && r.judged[home.Name] != health.Down || at == "direct" {
+			continue
+		}
+		r.lendClass(home.Name, at)
+	}
+}
+
+func (r *repair) lendClass(home, at string) {
+	to := r.lender(home)
+	why := fmt.Sprintf("lane %s is down (%s)", at, r.reason[at])
+	if at == "" {
+		why = fmt.Sprintf("lane %s is down (%s) and its class travels nowhere", home, r.reason[home])
+	}
+	if to == "" {
+		r.plan.hold(home, HeldNoLender, "%s, and no other lane is healthy: its users stay behind the leak guard", why)
+		return
+	}
+	r.plan.add(Step{Kind: StepLend, Class: home, From: at, To: to, Reason: why})
+	r.where[home] = to
+	r.plan.Next.Lends[home] = Lend{To: to, Since: r.in.Now, Reason: why}
+}
+
+// lender is the healthiest lane: least loss, then fewest guests, then least round trip.
+func (r *repair) lender(home string) string {
+	type option struct {
+		name   string
+		loss   float64
+		guests int
+		rtt    time.Duration
+	}
+	var options []option
+	for _, l := range r.in.Lanes {
+		ok := r.judged[l.Name] == health.Up || r.judged[l.Name] == health.Loaded
+		if l.Name == home && !ok || !ok {
+			continue
+		}
+		o := option{name: l.Name, loss: r.plan.Next.Lanes[l.Name].Loss, rtt: r.plan.Next.Lanes[l.Name].RTT}
+		for class, at := range r.where {
+			if at == l.Name && class != l.Name {
+				o.guests++
+			}
+		}
+		options = append(options, o)
+	}
+	if len(options) == 0 {
+		return ""
+	}
+	return slices.MinFunc(options, func(a, b option) int {
+		return cmp.Or(cmp.Compare(a.loss, b.loss), cmp.Compare(a.guests, b.guests), cmp.Compare(a.rtt, b.rtt))
+	}).name
+}
+
+// goHome brings classes back to lanes that are up again without a swap.
+func (r *repair) goHome() {
+	for _, home := range r.in.Config.Lanes {
+		at, placed := r.where[home.Name]
+		v := r.judged[home.Name]
+		if !placed || at == home.Name || at == "direct" || v != health.Up && v != health.Loaded {
+			continue
+		}
+		reason := "the lane passes again"
+		if at == "" {
+			reason = "first verdict: the lane passes"
+		}
+		r.goHomeClass(home.Name, reason)
+	}
+}
+
+func (r *repair) goHomeClass(home, reason string) {
+	r.plan.add(Step{Kind: StepReturn, Class: home, From: r.where[home], To: home, Reason: reason})
+	r.where[home] = home
+	delete(r.plan.Next.Lends, home)
+}
+
+func endpoints(rows []Row) []string {
+	out := make([]string, len(rows))
+	for i, c := range rows {
+		out[i] = c.Endpoint
+	}
+	return out
+}
+
+func ms(d time.Duration) float64 {
+	return float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
+}
+
+func join(s []string) string { return strings.Join(s, ", ") }

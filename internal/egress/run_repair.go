@@ -1,0 +1,342 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shunt-net/shunt/internal/health"
+	"github.com/shunt-net/shunt/internal/journal"
+	"github.com/shunt-net/shunt/internal/state"
+)
+
+// maxSteps bounds one pass, whatever a plan says.
+const maxSteps = 256
+
+// Repair is one pass: look at every lane, and where one is down lend its users, record its
+// endpoint, find a better one and put it in place. With dryRun it only looks and plans.
+func (e *Env) Repair(ctx context.Context, dryRun bool) (Outcome, error) {
+	p, err := e.begin(ctx, "repair", !dryRun)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if err := p.loadState(true); err != nil {
+		return Outcome{}, err
+	}
+	if !dryRun {
+		if err := p.recoverIntents(ctx); err != nil {
+			p.out.Partial = errors.Join(p.out.Partial, err)
+		}
+	}
+	if err := p.observePlane(ctx, !dryRun); err != nil {
+		p.out.Partial = errors.Join(p.out.Partial, err)
+	}
+	p.lookAtLanes(ctx)
+	p.plan = PlanRepair(p.in)
+	if needsPools(p.plan) {
+		p.loadPools()
+		p.plan = PlanRepair(p.in)
+	}
+	p.watch()
+	if dryRun {
+		p.out.Input, p.out.Plan = p.in, p.plan
+		return p.out, nil
+	}
+	p.noteVerdicts()
+	err = p.apply(ctx, func() Plan { return PlanRepair(p.in) })
+	err = errors.Join(err, p.calm(ctx))
+	out, ferr := p.finish(ctx)
+	return out, errors.Join(err, ferr)
+}
+
+// calm ends the mode slot_repair once every lane passes.
+func (p *pass) calm(ctx context.Context) error {
+	if state.Mode(p.in.KV[state.KeyMode]) != state.ModeSlotRepair && p.out.Applied == 0 {
+		return nil
+	}
+	for _, l := range p.in.Lanes {
+		if st := p.plan.Next.Lanes[l.Name].State; st != string(health.Up) && st != string(health.Loaded) {
+			return nil
+		}
+	}
+	return p.setMode(context.WithoutCancel(ctx), state.ModeNormal, "every lane passes", nil, state.ModeSlotRepair)
+}
+
+func needsPools(plan Plan) bool {
+	for _, v := range plan.Lanes {
+		if v.Verdict == string(health.Down) || v.Verdict == string(health.Suspect) {
+			return true
+		}
+	}
+	return false
+}
+
+// lookAtLanes makes a round through every lane, and looks at the uplink meanwhile.
+func (p *pass) lookAtLanes(ctx context.Context) {
+	p.observeLanes(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		u := p.Prober.Uplink(ctx, p.Config.Uplink)
+		p.in.Uplink = &u
+	})
+	for i, l := range p.Config.Lanes {
+		wg.Go(func() { p.lookAtLane(ctx, l, &p.in.Lanes[i]) })
+	}
+	wg.Wait()
+}
+
+func (p *pass) lookAtLane(ctx context.Context, l Lane, v *LaneView) {
+	mem := p.in.Memory.Lanes[l.Name]
+	if _, ok := v.Device.Active(); !ok { // certain without a packet
+		v.Round = &Round{Error: "no peer carries traffic"}
+		return
+	}
+	r := p.Prober.Round(ctx, l, p.Config.Check, p.Config.Check.Count, p.Config.Check.Need)
+	v.Round = &r
+	deep := p.Config.Check.FullSize || len(p.Config.Check.TLS) > 0
+	if r.Pass && deep && health.DeepDue(mem.Memory, mem.DeepAt, p.in.Now, p.Config.Check.DeepEvery) {
+		d := p.Prober.Deep(ctx, l, p.Config.Check)
+		v.Deep = &d
+	}
+}
+
+// noteVerdicts writes a lane's change of state to the journal, with the time of the verdict.
+func (p *pass) noteVerdicts() {
+	for _, v := range p.plan.Lanes {
+		was := p.in.Memory.Lanes[v.Lane].State
+		if v.Verdict == was || v.Verdict == string(health.Up) && was == "" {
+			continue
+		}
+		p.event(journal.Event{
+			Kind: "verdict", Object: v.Lane, From: was, To: v.Verdict, Reason: v.Reason,
+			Figures: map[string]float64{"rtt": v.RTT, "loss_share": v.Loss},
+		})
+	}
+	if p.plan.Next.UplinkDown != p.in.Memory.UplinkDown {
+		to := "up"
+		if p.plan.Next.UplinkDown {
+			to = "down"
+		}
+		p.event(journal.Event{Kind: "uplink", Object: "uplink", To: to, Reason: "gateway and direct targets"})
+	}
+}
+
+// apply carries the plan out, step by step; after each step the plan is made again with
+// what the step showed.
+func (p *pass) apply(ctx context.Context, replan func() Plan) error {
+	for range maxSteps {
+		steps := p.ready()
+		if len(steps) == 0 {
+			return ctx.Err()
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := p.execute(ctx, steps); err != nil {
+			p.out.Partial = errors.Join(p.out.Partial, err)
+			p.event(journal.Event{Kind: "failed", Object: steps[0].Lane + steps[0].Class, Reason: err.Error()})
+		}
+		p.plan = replan()
+		p.watch()
+	}
+	return fmt.Errorf("%s: the plan did not come to an end in %d steps", p.in.Command, maxSteps)
+}
+
+// ready is the next step that was not carried out yet; neighbouring moves of classes come
+// together, since they are one transaction.
+func (p *pass) ready() []Step {
+	var out []Step
+	for _, s := range p.plan.Steps {
+		if p.carriedOut(s) || s.If != "" {
+			if len(out) > 0 {
+				return out
+			}
+			if s.If != "" {
+				return nil // what follows was only assumed
+			}
+			continue
+		}
+		if s.Kind != StepLend && s.Kind != StepReturn {
+			if len(out) == 0 {
+				out = append(out, s)
+			}
+			return out
+		}
+		if len(out) > 0 && out[0].Kind != s.Kind {
+			return out
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// carriedOut says whether a step is done: by this pass, or by what is known already.
+func (p *pass) carriedOut(s Step) bool {
+	if p.done[s.ID()] {
+		return true
+	}
+	switch s.Kind {
+	case StepProve:
+		return !slices.ContainsFunc(s.Endpoints, func(e string) bool { _, ok := p.in.Proofs[e]; return !ok })
+	case StepSwap:
+		return slices.ContainsFunc(p.in.Swaps, func(o SwapOutcome) bool { return o.Lane == s.Lane && o.Endpoint == s.To })
+	case StepRenew, StepLend, StepReturn, StepQuarantine, StepTest, StepPublish, StepUnknown:
+	}
+	return false
+}
+
+func (p *pass) execute(ctx context.Context, steps []Step) error {
+	s := steps[0]
+	for _, s := range steps {
+		p.done[s.ID()] = true
+	}
+	before := len(p.in.Busy)
+	var err error
+	switch s.Kind {
+	case StepLend, StepReturn:
+		err = p.move(ctx, steps)
+	case StepRenew:
+		err = p.renew(ctx, s)
+	case StepQuarantine:
+		err = p.quarantine(ctx, s)
+	case StepProve:
+		err = p.prove(ctx, s)
+	case StepSwap:
+		err = p.swap(ctx, s)
+	case StepTest, StepPublish, StepUnknown:
+		err = fmt.Errorf("step %q is not for this pass", s.Kind)
+	}
+	if err == nil && len(p.in.Busy) == before {
+		p.out.Applied += len(steps)
+	}
+	return err
+}
+
+// move puts classes onto other lanes in one transaction. What a loan leaves behind on the
+// dead lane is deleted after it, and only that: class and lane. Coming home moves new flows only.
+func (p *pass) move(ctx context.Context, steps []Step) error {
+	moves := map[string]string{}
+	for _, s := range steps {
+		moves[s.Class] = s.To
+	}
+	began := time.Now() //nolint:forbidigo // measures a duration
+	if err := p.locked(ctx, "plane", func() error { return p.Plane.Move(ctx, p.Config, moves) }); err != nil {
+		return fmt.Errorf("moving classes: %w", err)
+	}
+	moved := time.Since(began) //nolint:forbidigo // measures a duration
+	var errs error
+	for _, s := range steps {
+		fig := map[string]float64{"move": ms(moved)}
+		if s.Kind == StepLend && s.From != "" && p.Config.Plane.FlushFlows {
+			n, err := p.Flows.Flush(ctx, p.Config, s.Class, s.From)
+			errs = errors.Join(errs, err)
+			fig["flows_deleted"] = float64(n)
+		}
+		p.event(journal.Event{Kind: string(s.Kind), Object: s.Class, From: s.From, To: s.To, Reason: s.Reason, Figures: fig})
+	}
+	return errors.Join(errs, p.flushEvents(ctx))
+}
+
+// renew adds a lane's peer anew and looks again.
+func (p *pass) renew(ctx context.Context, s Step) error {
+	l, _ := p.Config.Lane(s.Lane)
+	if ok, err := p.lockLane(ctx, s.Lane); !ok || err != nil {
+		return err
+	}
+	err := p.Devices.Settle(ctx, l, s.Path, true)
+	i := p.index(s.Lane)
+	p.in.Lanes[i].Renewed = true
+	if d, oerr := p.Devices.Observe(ctx, l); oerr == nil {
+		p.in.Lanes[i].Device = d
+	}
+	if err != nil {
+		return fmt.Errorf("lane %s: renewing its peer: %w", s.Lane, err)
+	}
+	if err := p.mendPlane(ctx); err != nil { // a lane whose interface came back has lost its routes
+		return err
+	}
+	p.lookAtLane(ctx, l, &p.in.Lanes[i])
+	p.event(journal.Event{Kind: "renew", Object: s.Lane, To: s.From, Reason: s.Reason})
+	return nil
+}
+
+func (p *pass) index(lane string) int {
+	for i, l := range p.in.Lanes {
+		if l.Name == lane {
+			return i
+		}
+	}
+	return -1
+}
+
+// quarantine records the failed endpoint and counts it, behind an intent, so that a kill
+// between the files is made good by the next run.
+func (p *pass) quarantine(ctx context.Context, s Step) error {
+	l, _ := p.Config.Lane(s.Lane)
+	if ok, err := p.lockLane(ctx, s.Lane); !ok || err != nil {
+		return err
+	}
+	seq, err := p.State.NextSeq(ctx) // a refresh that began after this run did, but before now, must not clear it
+	if err != nil {
+		return err
+	}
+	now := p.Now()
+	it := Intent{
+		Command: "repair", Run: p.in.Seed, Began: now, Lane: s.Lane, From: s.From, FromPath: p.Installed(s.Lane),
+		FailedAt: now.Unix(), Reason: s.Reason, Day: Day(now), PoolMtime: p.poolMtime(),
+	}
+	err = p.locked(ctx, "count", func() error {
+		n, err := p.State.Count(it.Day)
+		if err != nil {
+			return err
+		}
+		it.Count = n + 1
+		if err := p.writeIntent(ctx, it); err != nil {
+			return err
+		}
+		_, err = p.raiseCount(ctx, it)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var m Memory
+	err = p.State.UpdateJSON(ctx, memoryFile, &m, func() error {
+		m = m.clone()
+		m.Failures[s.From] = Failure{FailedAt: it.FailedAt, Seq: seq}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	p.event(journal.Event{Kind: "quarantine", Object: s.From, From: s.Lane, Reason: s.Reason})
+	return p.recordFailure(ctx, l, it)
+}
+
+// poolMtime is that of the best pool there was.
+func (p *pass) poolMtime() int64 {
+	for _, pool := range p.in.Pools {
+		if pool.Error == "" {
+			return pool.Mtime.Unix()
+		}
+	}
+	return 0
+}
+
+func unix(s int64) time.Time { return time.Unix(s, 0).UTC() }
+
+// refreshRuns says whether a refresh is testing endpoints now.
+func (p *pass) refreshRuns() bool {
+	l, err := p.State.Lock(context.Background(), "pool", p.Holder, 0)
+	var busy *state.BusyError
+	if errors.As(err, &busy) {
+		return true
+	}
+	if err == nil {
+		_ = l.Unlock()
+	}
+	return false
+}

@@ -1,0 +1,56 @@
+package lane
+
+import (
+	"context"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/shunt-net/shunt/internal/run"
+)
+
+// settleDevice makes the interface and its device hold exactly t.
+func (d *Devices) settleDevice(ctx context.Context, name string, t target, renew bool) error {
+	k, err := findLinkAddrs(name)
+	if err != nil {
+		return err
+	}
+	c, err := d.open(name)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	dev, err := c.read(ctx)
+	if err != nil {
+		return err
+	}
+	return d.settle(ctx, c, &k, dev, t, renew)
+}
+
+func (d *Devices) settle(ctx context.Context, c *control, k *link, dev *wgtypes.Device, t target, renew bool) error {
+	addrs := wanted(t.addresses)
+	if err := k.addAddrs(ctx, addrs); err != nil {
+		return err
+	}
+	cfg, differs, fresh := t.differences(dev, renew)
+	if differs {
+		if err := c.set(ctx, cfg); err != nil {
+			return err
+		}
+		run.Point(ctx, "lane.settled")
+	}
+	if err := k.dropAddrs(ctx, addrs); err != nil {
+		return err
+	}
+	if err := k.setMTU(t.mtu); err != nil {
+		return err
+	}
+	// A peer begins no handshake while the link is down, so the keepalive that starts it
+	// is taken back only after that.
+	if err := k.setUp(); err != nil {
+		return err
+	}
+	if fresh {
+		return d.calm(ctx, c, t)
+	}
+	return nil
+}

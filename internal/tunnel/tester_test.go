@@ -1,0 +1,461 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/tunnel/wgtest"
+)
+
+// serve runs n endpoints and returns a target for each.
+func serve(t testing.TB, n int, o wgtest.Options) (*wgtest.Server, []egress.TestTarget) {
+	t.Helper()
+	s, err := wgtest.Start(n, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	paths, err := s.WriteProfiles(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := make([]egress.TestTarget, n)
+	for i, p := range paths {
+		targets[i] = egress.TestTarget{Endpoint: s.Addr(i).String(), Path: p, Pair: fmt.Sprintf("pair-%d", i)}
+	}
+	return s, targets
+}
+
+func config() egress.TestConfig {
+	return egress.TestConfig{
+		Parallel: 64, Rate: 1000, HandshakeTimeout: 700 * time.Millisecond, Pings: 4, PingTimeout: 300 * time.Millisecond,
+		Targets: []netip.Addr{netip.MustParseAddr("10.64.0.1"), netip.MustParseAddr("1.1.1.1")}, FullSize: true,
+	}
+}
+
+// run tests the targets and returns the results by path, with the error of Test.
+func run(t testing.TB, ctx context.Context, c egress.TestConfig, targets []egress.TestTarget, busy func(string) bool) (map[string]egress.TestResult, error) {
+	t.Helper()
+	got := map[string]egress.TestResult{}
+	err := New(Options{Now: time.Now}).Test(ctx, c, targets, busy, func(r egress.TestResult) {
+		if _, twice := got[r.Path]; twice {
+			t.Errorf("%s: done called twice", r.Path)
+		}
+		got[r.Path] = r
+	})
+	if len(got) != len(targets) {
+		t.Errorf("done called for %d of %d targets", len(got), len(targets))
+	}
+	return got, err
+}
+
+// eventually polls a condition.
+func eventually(t testing.TB, what string, within time.Duration, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(within); !cond(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", within, what)
+		}
+	}
+}
+
+func TestEachBehaviourHasItsReason(t *testing.T) {
+	cases := []struct {
+		name    string
+		b       wgtest.Behaviour
+		reason  string
+		got     int
+		full    bool
+		shakes  bool
+		profile func(string) string
+	}{
+		{name: "answers everything", got: 4, full: true, shakes: true},
+		{name: "never answers", b: wgtest.Behaviour{Silent: true}, reason: ReasonNoHandshake},
+		{name: "shakes hands and forwards nothing", b: wgtest.Behaviour{Drop: 1}, reason: ReasonNoAnswer, shakes: true},
+		{name: "loses every second ping", b: wgtest.Behaviour{Drop: .5}, reason: ReasonLoss, got: 2, full: true, shakes: true},
+		{name: "loses packets over 1300 bytes", b: wgtest.Behaviour{MTU: 1300}, reason: ReasonMTU, got: 4, shakes: true},
+		{name: "chokes after 4 KiB of data", b: wgtest.Behaviour{ChokeAfter: 4096}, reason: ReasonChoked, got: 4, shakes: true},
+		{
+			name: "a path of 1300 bytes and a profile that says so", b: wgtest.Behaviour{MTU: 1300}, got: 4, full: true, shakes: true,
+			profile: func(s string) string { return strings.Replace(s, "[Interface]\n", "[Interface]\nMTU = 1300\n", 1) },
+		},
+		{
+			name: "an obfuscated profile", reason: "unsupported profile: amneziawg profile: no driver for it yet",
+			profile: func(s string) string {
+				return strings.Replace(s, "[Interface]\n", "[Interface]\nJc = 4\nJmin = 40\nJmax = 70\n", 1)
+			},
+		},
+		{
+			name: "a profile of v4 only and targets of v6 only are told apart below", got: 4, full: true, shakes: true,
+			profile: func(s string) string { return strings.Replace(s, ", fd64::9/128", "", 1) },
+		},
+	}
+	for _, parallel := range []int{64, 2} { // straight, and through the sieve
+		t.Run(fmt.Sprintf("parallel %d", parallel), func(t *testing.T) {
+			_, targets := serve(t, len(cases), wgtest.Options{Behave: func(i int) wgtest.Behaviour { return cases[i].b }})
+			for i, c := range cases {
+				if c.profile != nil {
+					b, err := os.ReadFile(targets[i].Path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := os.WriteFile(targets[i].Path, []byte(c.profile(string(b))), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			conf := config()
+			conf.Parallel = parallel
+			results, err := run(t, t.Context(), conf, targets, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, c := range cases {
+				r := results[targets[i].Path]
+				want := egress.TestResult{Endpoint: targets[i].Endpoint, Path: targets[i].Path, Reason: c.reason, Got: c.got, FullSize: c.full}
+				if c.shakes {
+					want.Sent = 4
+				}
+				got := r
+				got.Handshake, got.Avg, got.Jitter, got.TestedAt = 0, 0, 0, time.Time{}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", c.name, diff)
+				}
+				if c.shakes != (r.Handshake > 0) {
+					t.Errorf("%s: handshake %s", c.name, r.Handshake)
+				}
+				if (c.got > 0) != (r.Avg > 0) {
+					t.Errorf("%s: average %s of %d answers", c.name, r.Avg, r.Got)
+				}
+			}
+		})
+	}
+}
+
+func TestUnusableTargetsAreToldApart(t *testing.T) {
+	_, targets := serve(t, 3, wgtest.Options{})
+	targets[0].Path = filepath.Join(t.TempDir(), "absent.conf")
+	targets[1].Endpoint = "192.0.2.1:1"
+	b, err := os.ReadFile(targets[2].Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(targets[2].Path, []byte(strings.Replace(string(b), ", fd64::9/128", "", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := config()
+	c.Targets = []netip.Addr{netip.MustParseAddr("2606:4700:4700::1111")}
+	results, err := run(t, t.Context(), c, targets, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, part := range []string{"no such file", "not 192.0.2.1:1", "no address of the family"} {
+		r := results[targets[i].Path]
+		if !strings.HasPrefix(r.Reason, ReasonUnsupported+": ") || !strings.Contains(r.Reason, part) {
+			t.Errorf("target %d: reason %q, want one with %q", i, r.Reason, part)
+		}
+	}
+	c.Targets = nil
+	if err := New(Options{Now: time.Now}).Test(t.Context(), c, targets, nil, func(egress.TestResult) {}); err == nil {
+		t.Error("no targets to ping: want an error")
+	}
+}
+
+func TestIPv6OutsideAndInside(t *testing.T) {
+	_, targets := serve(t, 3, wgtest.Options{Listen: netip.IPv6Loopback(), OwnKeys: true})
+	c := config()
+	c.Targets = []netip.Addr{netip.MustParseAddr("2606:4700:4700::1111"), netip.MustParseAddr("10.64.0.1")}
+	for _, parallel := range []int{3, 2} {
+		c.Parallel = parallel
+		results, err := run(t, t.Context(), c, targets, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			if r.Reason != "" || r.Got != 4 || !r.FullSize {
+				t.Errorf("parallel %d: %+v", parallel, r)
+			}
+		}
+	}
+}
+
+func TestTimesAreTheNetworks(t *testing.T) {
+	const rtt = 50 * time.Millisecond
+	_, targets := serve(t, 60, wgtest.Options{RTT: rtt})
+	c := config()
+	c.Parallel, c.Rate = 40, 200
+	results, err := run(t, t.Context(), c, targets, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var over int
+	for _, r := range results {
+		if r.Reason != "" {
+			t.Errorf("%s: %s", r.Path, r.Reason)
+		}
+		if r.Avg < rtt || r.Handshake < rtt {
+			t.Errorf("%s: handshake %s, average %s: faster than the path", r.Path, r.Handshake, r.Avg)
+		}
+		if r.Avg > rtt+rtt/2 {
+			over++
+		}
+	}
+	if over > len(results)*3/4 { // some: other tests want the cores too
+		t.Errorf("%d of %d averages are over %s: a queue of ours is measured", over, len(results), rtt+rtt/2)
+	}
+}
+
+func TestProofOfFourTakesAFewRoundTrips(t *testing.T) {
+	_, targets := serve(t, 4, wgtest.Options{RTT: 50 * time.Millisecond})
+	c := config()
+	c.Pings = 3
+	begun := time.Now()
+	results, err := run(t, t.Context(), c, targets, nil)
+	took := time.Since(begun)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results {
+		if r.Reason != "" {
+			t.Errorf("%s: %s", r.Path, r.Reason)
+		}
+	}
+	t.Logf("4 proofs at 50 ms took %s", took)
+	if took > 400*time.Millisecond {
+		t.Errorf("4 proofs at 50 ms took %s", took)
+	}
+}
+
+func TestABusyPairIsNeverTouched(t *testing.T) {
+	for _, parallel := range []int{4, 1} {
+		s, targets := serve(t, 4, wgtest.Options{})
+		c := config()
+		c.Parallel = parallel
+		results, err := run(t, t.Context(), c, targets, func(pair string) bool { return pair == "pair-2" })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, target := range targets {
+			want := ""
+			if i == 2 {
+				want = ReasonBusy
+			}
+			if got := results[target.Path].Reason; got != want {
+				t.Errorf("parallel %d: endpoint %d: reason %q, want %q", parallel, i, got, want)
+			}
+		}
+		if n := s.Initiations(2); n != 0 {
+			t.Errorf("parallel %d: %d initiations reached the server of a busy pair", parallel, n)
+		}
+	}
+}
+
+func TestAPairTakenMeanwhileIsLetGo(t *testing.T) {
+	s, targets := serve(t, 1, wgtest.Options{Behave: func(int) wgtest.Behaviour { return wgtest.Behaviour{Drop: 1} }})
+	c := config()
+	c.Pings, c.PingTimeout = 100, 10*time.Second
+	var taken atomic.Int64
+	busy := func(string) bool {
+		if s.Data(0) > 3 { // well inside the pings
+			taken.CompareAndSwap(0, time.Now().UnixNano())
+			return true
+		}
+		return false
+	}
+	results, err := run(t, t.Context(), c, targets, busy)
+	over := time.Now()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := results[targets[0].Path].Reason; got != ReasonBusy {
+		t.Errorf("reason %q", got)
+	}
+	if d := over.Sub(time.Unix(0, taken.Load())); d > 200*time.Millisecond {
+		t.Errorf("let go only after %s", d)
+	}
+	count := s.Data(0)
+	if last := s.LastDatagram(0); last.After(over) {
+		t.Errorf("a datagram came %s after the result", last.Sub(over))
+	}
+	// Another test of the same server would see stray datagrams of the first tunnel.
+	eventually(t, "quiet", time.Second, func() bool { return s.Data(0) == count })
+}
+
+func TestTargetsOfOnePairAreTestedOneAfterAnother(t *testing.T) {
+	_, targets := serve(t, 1, wgtest.Options{RTT: 20 * time.Millisecond})
+	b, err := os.ReadFile(targets[0].Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	twin := targets[0]
+	twin.Path = filepath.Join(t.TempDir(), "twin.conf")
+	if err := os.WriteFile(twin.Path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var first time.Time
+	err = New(Options{Now: time.Now}).Test(t.Context(), config(), []egress.TestTarget{targets[0], twin}, nil, func(r egress.TestResult) {
+		if r.Reason != "" {
+			t.Errorf("%s: %s", r.Path, r.Reason)
+		}
+		if first.IsZero() {
+			first = time.Now()
+		} else if r.TestedAt.Before(first) {
+			t.Errorf("the second test began %s before the first was done", first.Sub(r.TestedAt))
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestALostInitiationIsRepeatedSoon(t *testing.T) {
+	for _, parallel := range []int{2, 1} {
+		s, targets := serve(t, 2, wgtest.Options{})
+		for i := range targets {
+			s.SetBehaviour(i, wgtest.Behaviour{Silent: true})
+		}
+		stop := make(chan struct{})
+		var watcher sync.WaitGroup
+		watcher.Go(func() {
+			for s.Initiations(0) == 0 || s.Initiations(1) == 0 {
+				select {
+				case <-stop:
+					return
+				default:
+					runtime.Gosched()
+				}
+			}
+			s.SetBehaviour(0, wgtest.Behaviour{})
+			s.SetBehaviour(1, wgtest.Behaviour{})
+		})
+		c := config()
+		c.Parallel, c.HandshakeTimeout = parallel, 3*time.Second
+		begun := time.Now()
+		results, err := run(t, t.Context(), c, targets, nil)
+		close(stop)
+		watcher.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			if r.Reason != "" {
+				t.Errorf("parallel %d: %s: %s", parallel, r.Path, r.Reason)
+			}
+		}
+		if d := time.Since(begun); d > 2500*time.Millisecond {
+			t.Errorf("parallel %d: took %s", parallel, d)
+		}
+	}
+}
+
+func TestAServerUnderLoadGetsItsCookieBack(t *testing.T) {
+	s, targets := serve(t, 1, wgtest.Options{})
+	stop := s.Flood(0)
+	defer stop()
+	c := config()
+	c.HandshakeTimeout, c.PingTimeout, c.FullSize = 5*time.Second, 2*time.Second, false
+	results, err := run(t, t.Context(), c, targets, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := results[targets[0].Path]; r.Handshake == 0 {
+		t.Errorf("%+v", r)
+	}
+	if s.Cookies(0) == 0 {
+		t.Error("the server never asked for its cookie, so nothing was tested")
+	}
+}
+
+func TestCancelReturnsPromptlyAndNothingIsLeft(t *testing.T) {
+	for _, parallel := range []int{200, 8} {
+		_, targets := serve(t, 40, wgtest.Options{RTT: 5 * time.Millisecond, Behave: func(i int) wgtest.Behaviour {
+			return wgtest.Behaviour{Silent: i%2 == 0, Drop: 1}
+		}})
+		goroutines, descriptors := runtime.NumGoroutine(), openDescriptors(t)
+		c := config()
+		c.Parallel, c.HandshakeTimeout, c.PingTimeout = parallel, time.Minute, time.Minute
+		ctx, cancel := context.WithCancel(t.Context())
+		var cancelled atomic.Int64
+		var asked atomic.Int64
+		busy := func(string) bool {
+			if asked.Add(1) == 300 { // all under way
+				cancelled.Store(time.Now().UnixNano())
+				cancel()
+			}
+			return false
+		}
+		results, err := run(t, ctx, c, targets, busy)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+		if d := time.Since(time.Unix(0, cancelled.Load())); d > 300*time.Millisecond {
+			t.Errorf("parallel %d: returned %s after the cancel", parallel, d)
+		}
+		for _, r := range results {
+			if r.Reason != ReasonUntested {
+				t.Errorf("%s: reason %q", r.Path, r.Reason)
+			}
+		}
+		eventually(t, "goroutines end", 3*time.Second, func() bool { return runtime.NumGoroutine() <= goroutines })
+		if n := openDescriptors(t); n > descriptors {
+			t.Errorf("parallel %d: %d descriptors before, %d after", parallel, descriptors, n)
+		}
+	}
+}
+
+func TestTheDeadlineEndsAllTests(t *testing.T) {
+	_, targets := serve(t, 3, wgtest.Options{Behave: func(i int) wgtest.Behaviour { return wgtest.Behaviour{Silent: i > 0} }})
+	c := config()
+	c.HandshakeTimeout, c.Deadline = time.Minute, 300*time.Millisecond
+	results, err := run(t, t.Context(), c, targets, nil)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 of 3") {
+		t.Errorf("error %v", err)
+	}
+	if r := results[targets[0].Path]; r.Reason != "" {
+		t.Errorf("the live endpoint: %q", r.Reason)
+	}
+}
+
+func TestARefusedUnderlayIsAnError(t *testing.T) {
+	_, targets := serve(t, 2, wgtest.Options{})
+	refuse := func(string, string, syscall.RawConn) error { return errors.New("no such device") }
+	var reasons []string
+	err := New(Options{Control: refuse, Now: time.Now}).Test(t.Context(), config(), targets, nil, func(r egress.TestResult) {
+		reasons = append(reasons, r.Reason)
+	})
+	if err == nil || !strings.Contains(err.Error(), "no such device") {
+		t.Errorf("error %v", err)
+	}
+	if diff := cmp.Diff([]string{ReasonUntested, ReasonUntested}, reasons); diff != "" {
+		t.Errorf("reasons (-want +got):\n%s", diff)
+	}
+}
+
+func openDescriptors(t testing.TB) int {
+	t.Helper()
+	e, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(e)
+}
