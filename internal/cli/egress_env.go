@@ -91,7 +91,7 @@ func interfaces(c egress.Config) []string {
 
 // logEvent is one INFO line per changed thing.
 func (a *app) logEvent(ev journal.Event) {
-	attrs := []any{"object", ev.Object}
+	attrs := []any{"kind", ev.Kind, "object", ev.Object}
 	for _, kv := range [][2]string{{"from", ev.From}, {"to", ev.To}, {"reason", ev.Reason}} {
 		if kv[1] != "" {
 			attrs = append(attrs, kv[0], kv[1])
@@ -100,7 +100,7 @@ func (a *app) logEvent(ev journal.Event) {
 	if took, ok := ev.Figures["took"]; ok {
 		attrs = append(attrs, "ms", took)
 	}
-	a.Log.Info(ev.Kind, attrs...)
+	a.Log.Info("event", attrs...)
 }
 
 // activeRx reads what the peer that carries a lane's traffic has received.

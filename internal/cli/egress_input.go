@@ -68,7 +68,11 @@ func readInput(path string) (egress.Input, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&in); err != nil {
-		line := 1 + bytes.Count(b[:min(offset(err, dec), int64(len(b)))], []byte("\n"))
+		at := offset(err, dec)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			at = int64(len(b))
+		}
+		line := 1 + bytes.Count(b[:min(at, int64(len(b)))], []byte("\n"))
 		return bad(fmt.Errorf("%s:%d: recorded input: %w", path, line, err), "it is written by --record-input; was it cut or edited?")
 	}
 	return in, nil

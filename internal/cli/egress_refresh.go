@@ -40,7 +40,7 @@ Writes: pools, state.kv, egress.json, events.jsonl.`,
 
 func runRefresh(ctx context.Context, a *app, o refreshOptions) error {
 	return a.runPass(ctx, "refresh", o.planFlags, func(ctx context.Context, e *egressEnv, dryRun bool) (egress.Outcome, error) {
-		progress, stop := a.progress("testing")
+		progress, stop := a.progress()
 		defer stop()
 		e.Progress = progress
 		return e.Refresh(ctx, o.Options, dryRun)
@@ -48,18 +48,18 @@ func runRefresh(ctx context.Context, a *app, o refreshOptions) error {
 }
 
 // progress is a bar on a terminal, and a log line for each tenth elsewhere.
-func (a *app) progress(what string) (func(done, total int), func()) {
+func (a *app) progress() (func(done, total int), func()) {
 	f, ok := a.Stderr.(*os.File)
 	if !ok || a.flags.Quiet || !term.IsTerminal(int(f.Fd())) {
 		last := 0
 		return func(done, total int) {
 			if tenth := done * 10 / max(total, 1); tenth > last {
 				last = tenth
-				a.Log.Debug(what, "done", done, "total", total)
+				a.Log.Debug("testing", "done", done, "total", total)
 			}
 		}, func() {}
 	}
-	return bar(f, what)
+	return bar(f, "testing")
 }
 
 func bar(w io.Writer, what string) (func(done, total int), func()) {

@@ -35,6 +35,7 @@ func newExplainCommand(a *app) *cobra.Command {
 		Long: `Says of each lane or endpoint why it is as it is: ranks, quarantine and what clears it,
 hold-downs, loans, the last verdict, and the journal's last lines about it. With no name it
 explains every lane. It sends no packet and changes nothing.`,
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.look(cmd.Context(), func(ctx context.Context, e *egressEnv) error {
 				list, err := e.Explain(ctx, args)
@@ -57,7 +58,7 @@ func (a *app) look(ctx context.Context, f func(context.Context, *egressEnv) erro
 	if err != nil {
 		return err
 	}
-	defer e.Close() //nolint:errcheck // nothing was written
+	defer e.Close()
 	return f(ctx, e)
 }
 
@@ -102,7 +103,7 @@ func runPlane(ctx context.Context, a *app, o planeOptions) error {
 		return err
 	}
 	p := plane.New()
-	defer p.Close() //nolint:errcheck // sockets only
+	defer p.Close()
 	var res planeResult
 	switch {
 	case o.DryRun:
@@ -131,7 +132,7 @@ func (a *app) installPlane(ctx context.Context, c config.Config) (planeResult, e
 	if err != nil {
 		return planeResult{}, err
 	}
-	defer e.Close() //nolint:errcheck // sockets only
+	defer e.Close()
 	v, changed, err := e.Install(a.withPoints(ctx))
 	if changed {
 		a.Log.Info("plane", "object", "inet shunt_egress", "reason", "installed")

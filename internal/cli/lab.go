@@ -58,6 +58,7 @@ func newLabRunCommand(a *app) *cobra.Command {
 		Long: `Plays each scenario in namespaces of its own and prints its figures. The host's own
 network is never touched, and nothing is left behind, also after Ctrl-C or kill -9. Exit
 code 1 when a bound is broken or a control is missing. Needs root.`,
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return runLab(cmd, a, o, args) },
 	}
 	cmd.Flags().IntVar(&o.Runs, "runs", 1, "play each scenario `N` times")

@@ -51,7 +51,7 @@ func runLane(ctx context.Context, a *app, o laneOptions, name string) error {
 	}
 	return lane.Serve(ctx, lane.ServeOptions{
 		Interface: l.Interface, ConfigPath: filepath.Join(c.StateDir, "lanes", l.Name+".conf"), Now: a.Now, Delay: o.Delay,
-		Logf:  func(f string, v ...any) { a.Log.Warn(fmt.Sprintf(f, v...)) },
+		Logf:  func(f string, v ...any) { a.Log.Warn("device", "message", fmt.Sprintf(f, v...)) },
 		Ready: func() { a.ready(); a.Log.Info("lane", "object", l.Name, "interface", l.Interface, "state", "ready") },
 	})
 }

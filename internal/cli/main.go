@@ -9,11 +9,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/shunt-net/shunt/internal/lab"
 	"github.com/shunt-net/shunt/internal/lab/cage"
 	"github.com/shunt-net/shunt/internal/lab/story"
-
-	"github.com/spf13/cobra"
 )
 
 // Main runs one command line and returns the exit code. SIGINT and SIGTERM cancel the

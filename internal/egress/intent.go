@@ -106,7 +106,8 @@ func (p *pass) settleIntent(ctx context.Context, l Lane, it Intent) (string, err
 	}
 	if peer, ok := d.Active(); ok && peer.Pair == it.ToPair {
 		if reason := p.strict(ctx, l); reason == "" {
-			return "the new endpoint passes and is kept", p.install(ctx, l, it)
+			err := p.install(ctx, l, it)
+			return "the new endpoint passes and is kept", errors.Join(err, p.flushLane(ctx, l))
 		}
 	}
 	if it.FromPath == "" {
@@ -115,8 +116,8 @@ func (p *pass) settleIntent(ctx context.Context, l Lane, it Intent) (string, err
 	return "the installed profile is back", p.Devices.Settle(ctx, l, p.Installed(l.Name), false)
 }
 
-// install makes the new profile the lane's own, also over reboots, closes the
-// quarantine's record and deletes the flows that used the old path.
+// install makes the new profile the lane's own, also over reboots, and closes the
+// quarantine's record.
 func (p *pass) install(ctx context.Context, l Lane, it Intent) error {
 	b, err := os.ReadFile(it.ToPath)
 	if err != nil {
@@ -132,6 +133,12 @@ func (p *pass) install(ctx context.Context, l Lane, it Intent) error {
 		}
 		run.Point(ctx, "quarantine.filled")
 	}
+	return nil
+}
+
+// flushLane deletes the flows that used the lane's old path. The lane has its new endpoint
+// by then, so that a failure is no failed swap: the intent stays, and the next run does it.
+func (p *pass) flushLane(ctx context.Context, l Lane) error {
 	if !p.Config.Plane.FlushFlows {
 		return nil
 	}

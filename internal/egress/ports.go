@@ -55,7 +55,8 @@ type Plane interface {
 // Flows deletes conntrack entries.
 type Flows interface {
 	// Flush deletes the entries of a home lane's class ("" = every class) on a lane, and
-	// reports how many there were. Afterwards none is left, or it is an error.
+	// reports how many there were. Afterwards none of the class is left, or it is an error;
+	// with "" its users stay on the lane, and busy flows are there anew at once.
 	Flush(ctx context.Context, c Config, class, lane string) (int, error)
 }
 

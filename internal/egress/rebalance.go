@@ -45,6 +45,10 @@ func PlanRebalance(in Input) Plan {
 		return b.plan
 	}
 	moves := b.moves(want)
+	if len(moves) > 0 && uplinkOf(&in) == uplinkDown {
+		b.plan.hold("lanes", HeldUplinkDown, "the uplink itself is down: no lane is moved")
+		return b.plan
+	}
 	if b.prove(moves) {
 		b.swap(moves)
 	}

@@ -70,6 +70,15 @@ func TestPlanRebalance(t *testing.T) {
 			func(in *Input) { in.carries(2, 8); in.Config.Rebalance.Allow = []string{"atlantis*"} },
 			nil, []string{"pool filter_empty"},
 		},
+		"a dead uplink moves nobody": {
+			func(in *Input) {
+				in.carries(2, 8)
+				for i := range in.Lanes {
+					in.Lanes[i].Round = silent()
+				}
+				in.Uplink = &UplinkView{Targets: map[string]bool{"203.0.113.53": false}}
+			}, nil, []string{"lanes uplink_down"},
+		},
 		"no pool": {
 			func(in *Input) { in.Pools = nil }, nil, []string{"pool no_pool"},
 		},

@@ -36,7 +36,7 @@ func PlanRepair(in Input) Plan {
 	}
 	r.plan = Plan{Command: "repair", Next: in.Memory.clone()}
 	setAside(&in, &r.plan.Next)
-	up := r.uplink()
+	up := uplinkOf(&in)
 	r.judge(up)
 	r.renew()
 	if up == uplinkDown && r.anyFailing() {
@@ -52,40 +52,6 @@ func PlanRepair(in Input) Plan {
 	r.quarantine(downs)
 	r.replace(downs)
 	return r.plan
-}
-
-type uplinkState int
-
-const (
-	uplinkUnknown uplinkState = iota
-	uplinkUp
-	uplinkDown
-	uplinkDoubtful // the gateway answers, nothing behind it does
-)
-
-// uplink weighs the direct path. One lane that passes now is proof enough.
-func (r *repair) uplink() uplinkState {
-	for _, l := range r.in.Lanes {
-		if l.Round != nil && l.Round.Pass {
-			return uplinkUp
-		}
-	}
-	u := r.in.Uplink
-	if u == nil {
-		return uplinkUnknown
-	}
-	for _, ok := range u.Targets {
-		if ok {
-			return uplinkUp
-		}
-	}
-	switch {
-	case len(u.Targets) == 0 && u.GatewayOK:
-		return uplinkUp
-	case u.GatewayOK:
-		return uplinkDoubtful
-	}
-	return uplinkDown
 }
 
 func (r *repair) judge(up uplinkState) {
@@ -108,6 +74,7 @@ func (r *repair) judge(up uplinkState) {
 				m = mem.Memory
 				m.Misses, m.DeepMisses, m.Goods = 0, 0, 0
 				mem.Cut = true
+				v = health.Frozen
 			}
 		} else {
 			mem.Cut, mem.Renewed = false, false
@@ -134,7 +101,7 @@ func (r *repair) judge(up uplinkState) {
 
 func (r *repair) rememberUplink(up uplinkState) {
 	down := up == uplinkDown
-	if up != uplinkUnknown && down != r.in.Memory.UplinkDown {
+	if down != r.in.Memory.UplinkDown {
 		r.plan.Next.UplinkDown, r.plan.Next.UplinkSince = down, r.in.Now
 	}
 }
@@ -215,7 +182,7 @@ func renewStep(l LaneView, mem LaneMemory) Step {
 
 func (r *repair) anyFailing() bool {
 	for _, v := range r.judged {
-		if v == health.Suspect || v == health.Down {
+		if v == health.Suspect || v == health.Down || v == health.Frozen {
 			return true
 		}
 	}
@@ -225,7 +192,7 @@ func (r *repair) anyFailing() bool {
 // freeze is the uplink guard: one cut cable must not burn the pool.
 func (r *repair) freeze() {
 	for _, l := range r.in.Lanes {
-		if v := r.judged[l.Name]; v == health.Suspect || v == health.Down {
+		if r.judged[l.Name] == health.Frozen {
 			r.plan.hold(l.Name, HeldUplinkDown, "the uplink itself is down: nothing is quarantined, counted or replaced")
 		}
 	}

@@ -45,9 +45,14 @@ func (e *Env) Rebalance(ctx context.Context, dryRun bool) (Outcome, error) {
 	return out, errors.Join(err, ferr)
 }
 
-// roundLanes makes one round through each lane, for lenders and hysteresis.
+// roundLanes makes one round through each lane, for lenders and hysteresis, and looks at
+// the uplink meanwhile.
 func (p *pass) roundLanes(ctx context.Context) {
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		u := p.Prober.Uplink(ctx, p.Config.Uplink)
+		p.in.Uplink = &u
+	})
 	for i, l := range p.Config.Lanes {
 		if _, ok := p.in.Lanes[i].Device.Active(); !ok {
 			continue

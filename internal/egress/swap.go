@@ -139,6 +139,9 @@ func (p *pass) swap(ctx context.Context, s Step) error {
 		Kind: kind, Object: s.Lane, From: s.From, To: s.To, Reason: first(out.Reason, s.Reason),
 		Figures: map[string]float64{"took": ms(out.Took)},
 	})
+	if out.OK {
+		err = p.flushLane(ctx, l)
+	}
 	if err == nil {
 		err = p.dropIntent(ctx, s.Lane)
 	}

@@ -13,6 +13,7 @@ const (
 	Loaded  Verdict = "loaded"  // pings were lost, but bytes arrived meanwhile: busy, not dead
 	Suspect Verdict = "suspect" // failed, but not often enough in a row
 	Down    Verdict = "down"    // failed `threshold` times in a row
+	Frozen  Verdict = "frozen"  // failed while the uplink itself was down: it says nothing of the lane
 )
 
 // Reason is the code of the rung that failed.

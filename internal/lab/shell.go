@@ -42,7 +42,7 @@ func shell(ctx context.Context, dir string, j job) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer w.Close() //nolint:errcheck // the cage ends
+	defer w.Close()
 	if flags["start"] == "true" {
 		if _, err := w.StartLanes(ctx); err != nil {
 			fmt.Fprintf(os.Stderr, "shunt: error: %v\n", err)
@@ -77,7 +77,7 @@ func (w *World) Shell(ctx context.Context) (int, error) {
 
 // term is the terminal's type, which reached this process by Request.Env.
 func term() string {
-	for _, kv := range os.Environ() { //nolint:forbidigo // handed on to the shell
+	for _, kv := range os.Environ() {
 		if v, ok := strings.CutPrefix(kv, "TERM="); ok {
 			return v
 		}

@@ -133,7 +133,7 @@ func (w *World) Capture() (*Capture, error) {
 
 func (c *Capture) run() {
 	defer close(c.done)
-	defer unix.Close(c.fd) //nolint:errcheck // only read
+	defer unix.Close(c.fd)
 	buf := make([]byte, 65536)
 	for {
 		n, from, err := unix.Recvfrom(c.fd, buf, 0)

@@ -78,7 +78,7 @@ func serveKilled(t *testing.T, conf string) killed {
 	t.Helper()
 	stop := startService(t, ServeOptions{Interface: "vpn1", ConfigPath: conf, Now: time.Now, Logf: t.Logf})
 	sh(t, "ip route replace default dev vpn1 table 202")
-	return killed{egress.Lane{Name: "x", Interface: "vpn1", Driver: egress.DriverWireGuard}, stop}
+	return killed{egress.Lane{Name: "lane", Interface: "vpn1", Driver: egress.DriverWireGuard}, stop}
 }
 
 func TestCommandsKilledAtEachPoint(t *testing.T) {

@@ -28,6 +28,9 @@ func playRole(role string) int {
 		var at, n int
 		_, _ = fmt.Sscan(os.Getenv("KILL"), &at)
 		ctx = run.WithPoints(ctx, func(name string) {
+			if name == "file.renamed" || name == "file.written" {
+				return // the point after the write is the same instant
+			}
 			if n++; n == at {
 				fmt.Println(name)
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

@@ -16,8 +16,10 @@ const flushTries = 5
 // Flush deletes the conntrack entries of a home lane's class ("" = every class, and what came
 // in by the lane) on a lane, IPv4 and IPv6, and returns how many there were. The kernel picks
 // them by the bits of their mark; entries of other classes, of other lanes and of no lane are
-// not touched. Afterwards none is left, or it is an error. Move the class first: a flow that
-// still has its old way is there again with its next packet.
+// not touched. Afterwards none of the class is left, or it is an error. Move the class first: a
+// flow that still has its old way is there again with its next packet. With class "" the users
+// stay on the lane, which has a new endpoint: what was there is gone, and busy flows are there
+// anew at once, by the new path.
 func (p *Plane) Flush(ctx context.Context, c egress.Config, class, lane string) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,7 +40,7 @@ func (p *Plane) Flush(ctx context.Context, c egress.Config, class, lane string) 
 		mark |= c.ClassMark(class)
 		mask |= c.Plane.ClassMask
 	}
-	n, err := p.flush(ctx, conntrack.NewFilter().Mark(uint32(mark)).MarkMask(uint32(mask)))
+	n, err := p.flush(ctx, conntrack.NewFilter().Mark(uint32(mark)).MarkMask(uint32(mask)), class != "")
 	if err != nil {
 		err = fmt.Errorf("flows of class %s on lane %s (mark %s/%s): %w", orNone(class), lane, mark, mask, err)
 	}
@@ -46,8 +48,9 @@ func (p *Plane) Flush(ctx context.Context, c egress.Config, class, lane string) 
 }
 
 // flush works on the lasting connection: closing one right after a change of nftables waits
-// for the kernel to tidy up.
-func (p *Plane) flush(ctx context.Context, f conntrack.Filter) (n int, err error) {
+// for the kernel to tidy up. With empty it deletes until none is left; else once, for one
+// deletion takes all that were there when it began.
+func (p *Plane) flush(ctx context.Context, f conntrack.Filter, empty bool) (n int, err error) {
 	if p.ct == nil {
 		if p.ct, err = conntrack.Dial(nil); err != nil {
 			return 0, fmt.Errorf("conntrack: %w", err)
@@ -76,6 +79,9 @@ func (p *Plane) flush(ctx context.Context, f conntrack.Filter) (n int, err error
 		}
 		n += len(left)
 		run.Point(ctx, "flows.deleted")
+		if !empty {
+			return n, nil
+		}
 	}
 	left, err := conn.DumpFilter(f, nil)
 	if err == nil && len(left) > 0 {

@@ -65,8 +65,8 @@ func TestLendUnderTraffic(t *testing.T) {
 					t.Errorf("packet %d, after the flush, went by %s", seq, way)
 				}
 			}
-			if got := toFar(leaks()); got != 0 {
-				t.Errorf("%d packets by the uplink", got)
+			if got := toFar(leaks()); len(got) > 0 {
+				t.Errorf("by the uplink: %s", some(got))
 			}
 			t.Logf("%d packets, %d lost", lent.sent.Load(), lost)
 		})
@@ -140,10 +140,10 @@ func TestLeakGuard(t *testing.T) {
 					sent += f.sent.Load()
 				}
 				got := toFar(leaks())
-				if (got > 0) == guard {
-					t.Errorf("%d of %d packets by the uplink", got, sent)
+				if (len(got) > 0) == guard {
+					t.Errorf("of %d by the uplink: %s", sent, some(got))
 				}
-				t.Logf("%d of %d packets by the uplink", got, sent)
+				t.Logf("%d of %d packets by the uplink", len(got), sent)
 			})
 		}
 	}
@@ -156,7 +156,7 @@ func TestNothingLeaksWhileThingsChange(t *testing.T) {
 	leaks := w.sniff("wan0")
 	f4, f6 := w.flow(far4, 32), w.flow(far6, 32)
 	f4.waitFor(w, 20)
-	if toFar(leaks()) == 0 {
+	if len(toFar(leaks())) == 0 {
 		t.Error("the sniffer sees nothing even before the table is there")
 	}
 	ensure(t, p, c, nil) // closed
@@ -180,8 +180,8 @@ func TestNothingLeaksWhileThingsChange(t *testing.T) {
 	}
 	f4.end()
 	f6.end()
-	if got := toFar(leaks()); got != 0 {
-		t.Errorf("%d of %d packets by the uplink", got, f4.sent.Load()+f6.sent.Load())
+	if got := toFar(leaks()); len(got) > 0 {
+		t.Errorf("of %d by the uplink: %s", f4.sent.Load()+f6.sent.Load(), some(got))
 	}
 	ways4, _ := f4.ways()
 	ways6, _ := f6.ways()

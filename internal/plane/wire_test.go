@@ -259,13 +259,20 @@ func parse(b []byte) (p packet, ok bool) {
 	return p, true
 }
 
-// toFar counts the packets to the far host.
-func toFar(list []packet) int {
-	n := 0
+// toFar are the packets to the far host.
+func toFar(list []packet) (out []packet) {
 	for _, p := range list {
 		if slices.Contains([]string{far4, far6}, p.dst.String()) {
-			n++
+			out = append(out, p)
 		}
 	}
-	return n
+	return out
+}
+
+// some shows a few of many packets.
+func some(list []packet) string {
+	if len(list) > 3 {
+		return fmt.Sprintf("%d packets, such as %+v", len(list), list[:3])
+	}
+	return fmt.Sprintf("%d packets %+v", len(list), list)
 }

@@ -51,7 +51,7 @@ func initialize(dir string, files int, argv []string) (int, error) {
 	for i := range files {
 		fds = append(fds, uintptr(life+1+i))
 	}
-	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: fds}) //nolint:forbidigo // handed on as it came
+	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: fds})
 	if err != nil {
 		return 0, fmt.Errorf("start %s: %w", argv[0], err)
 	}

@@ -16,7 +16,7 @@ type remote struct{ netip.AddrPort }
 
 func (r remote) ClearSrc()           {}
 func (r remote) SrcToString() string { return "" }
-func (r remote) DstToString() string { return r.AddrPort.String() }
+func (r remote) DstToString() string { return r.String() }
 func (r remote) DstIP() netip.Addr   { return r.Addr() }
 func (r remote) SrcIP() netip.Addr   { return netip.Addr{} }
 func (r remote) DstToBytes() []byte {

@@ -23,6 +23,7 @@ import (
 func Scenarios() []lab.Scenario {
 	return []lab.Scenario{
 		day(),
+		swapScenario(),
 	}
 }
 
