@@ -52,9 +52,9 @@ func (a *app) openEgress(ctx context.Context, c config.Config, command string, w
 	if err != nil {
 		return nil, err
 	}
-	salt := make([]byte, 16)
-	if _, err := rand.Read(salt); err != nil {
-		return nil, fmt.Errorf("salt of fingerprints: %w", err)
+	salt, err := fingerprintSalt(ctx, e.State)
+	if err != nil {
+		return nil, err
 	}
 	devices := lane.New(lane.Options{Salt: salt, Now: a.Now, StateDir: c.StateDir})
 	e.Config, e.Now = c.Egress, a.Now
@@ -71,6 +71,36 @@ func (a *app) openEgress(ctx context.Context, c config.Config, command string, w
 		e.hooks.add(ev)
 	}
 	return e, nil
+}
+
+// fingerprintSalt is that of the state folder: runs compare fingerprints that others of
+// them wrote. It never leaves the folder. A run that only reads, on a folder that has none
+// yet, takes one of its own.
+func fingerprintSalt(ctx context.Context, d *state.Dir) ([]byte, error) {
+	const size = 16
+	path := d.Path("salt")
+	if b, err := os.ReadFile(path); err == nil && len(b) == size {
+		return b, nil
+	}
+	salt := make([]byte, size)
+	if _, err := rand.Read(salt); err != nil {
+		return nil, fmt.Errorf("salt of fingerprints: %w", err)
+	}
+	if d.ReadOnly() {
+		return salt, nil
+	}
+	l, err := d.Lock(ctx, "state", "shunt", 2*time.Second)
+	if err != nil {
+		return nil, fmt.Errorf("salt of fingerprints: %w", err)
+	}
+	defer l.Unlock() //nolint:errcheck // the file is written
+	if b, err := os.ReadFile(path); err == nil && len(b) == size {
+		return b, nil // another run was first
+	}
+	if err := state.WriteFile(ctx, path, salt, 0o600); err != nil {
+		return nil, fmt.Errorf("salt of fingerprints: %w", err)
+	}
+	return salt, nil
 }
 
 func (e *egressEnv) Close() error {

@@ -115,7 +115,7 @@ func failedAgain(h Hold, served time.Duration, now time.Time, c RepairConfig) Ho
 	h.For = 0
 	if h.Failures > 1 {
 		h.For = c.HoldMin
-		for i := 2; i < h.Failures && h.For < c.HoldMax; i++ {
+		for i := 2; i < min(h.Failures, 64) && h.For < c.HoldMax; i++ {
 			h.For *= 2
 		}
 		h.For = min(h.For, c.HoldMax)

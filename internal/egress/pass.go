@@ -146,9 +146,14 @@ func (p *pass) loadPools() {
 		return
 	}
 	c := p.Config.Pool
+	gen, err := state.CurrentGeneration(p.PoolDir()) // a refresh that publishes meanwhile must not mix its pools with these
 	for _, n := range [][2]string{{PoolForeign, c.StrictForeign}, {PoolAll, c.StrictAll}, {PoolWorking, c.Working}} {
 		pool := Pool{Name: n[0], File: filepath.Join(p.PoolDir(), n[1])}
-		rows, mtime, err := state.ReadPool(pool.File)
+		path := pool.File
+		if _, lerr := os.Readlink(path); lerr == nil && err == nil { // a plain file of the operator's is read as it is
+			path = filepath.Join(gen, n[1])
+		}
+		rows, mtime, err := state.ReadPool(path)
 		pool.Mtime = mtime
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -278,6 +283,10 @@ func (p *pass) ensurePlane(ctx context.Context, classes map[string]string) error
 	})
 }
 
+// candidatesLock is held by the run that chooses endpoints for lanes. It comes after
+// lane-NAME in the order of locks and, like them, is never waited for.
+const candidatesLock = "candidates"
+
 const lockWait = 3 * time.Second
 
 func (p *pass) locked(ctx context.Context, name string, f func() error) error {
@@ -312,6 +321,45 @@ func (p *pass) lockLane(ctx context.Context, lane string) (bool, error) {
 	}
 	p.locks[lane] = l
 	return true, nil
+}
+
+// lockCandidates makes this pass the one that chooses endpoints: two runs that looked for
+// replacements at once could prove and place the same one. Lanes that changed since they
+// were observed are left alone. False: another run chooses now; what it leaves is the
+// next run's.
+func (p *pass) lockCandidates(ctx context.Context) (bool, error) {
+	if p.locks[candidatesLock] != nil {
+		return true, nil
+	}
+	l, err := p.State.Lock(ctx, candidatesLock, p.Holder, 0)
+	var busy *state.BusyError
+	if errors.As(err, &busy) {
+		for _, s := range p.plan.Steps {
+			if s.Kind == StepSwap {
+				p.in.Busy[s.Lane] = busy.Holder
+			}
+		}
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	p.locks[candidatesLock] = l
+	for i := range p.in.Lanes {
+		v := &p.in.Lanes[i]
+		d, err := p.Library.Describe(p.Installed(v.Name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if d.Endpoint != v.Endpoint {
+			v.Endpoint, v.Pair, v.Identity = d.Endpoint, d.Pair, d.Identity
+			p.in.Busy[v.Name] = "another run changed it since it was observed"
+		}
+		if it, err := p.readIntent(v.Name); err == nil && v.Intent == nil && it.Run != p.in.Seed {
+			v.Intent = &it
+		}
+	}
+	return len(p.in.Busy) == 0, nil
 }
 
 func (p *pass) unlockAll() {

@@ -45,7 +45,8 @@ func PlanRebalance(in Input) Plan {
 		return b.plan
 	}
 	moves := b.moves(want)
-	if len(moves) > 0 && uplinkOf(&in) == uplinkDown {
+	// A first plan is made before anybody looked at the uplink; that it moves lanes is why one looks.
+	if len(moves) > 0 && in.Uplink != nil && uplinkOf(&in) == uplinkDown {
 		b.plan.hold("lanes", HeldUplinkDown, "the uplink itself is down: no lane is moved")
 		return b.plan
 	}

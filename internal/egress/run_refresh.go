@@ -259,7 +259,11 @@ func (p *pass) publish(ctx context.Context, s Step) error {
 	}
 	files["evidence.json"] = append(evidence, '\n')
 	names := []string{c.StrictForeign, c.StrictAll, c.Working}
-	if _, err := state.WriteGeneration(ctx, p.PoolDir(), p.in.Listing.Began, files, names, c.Keep, p.pathsInUse()); err != nil {
+	_, err = state.WriteGeneration(ctx, p.PoolDir(), p.in.Listing.Began, files, names, c.Keep, p.pathsInUse())
+	var prune *state.PruneError
+	if errors.As(err, &prune) { // the new pools are in place all the same
+		p.out.Partial = errors.Join(p.out.Partial, err)
+	} else if err != nil {
 		return err
 	}
 	run.Point(ctx, "pool.published")

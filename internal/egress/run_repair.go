@@ -195,6 +195,13 @@ func (p *pass) execute(ctx context.Context, steps []Step) error {
 	}
 	before := len(p.in.Busy)
 	var err error
+	if s.Kind == StepProve || s.Kind == StepSwap {
+		ok, err := p.lockForSearch(ctx)
+		if !ok || err != nil {
+			delete(p.done, s.ID())
+			return err
+		}
+	}
 	switch s.Kind {
 	case StepLend, StepReturn:
 		err = p.move(ctx, steps)
@@ -213,6 +220,27 @@ func (p *pass) execute(ctx context.Context, steps []Step) error {
 		p.out.Applied += len(steps)
 	}
 	return err
+}
+
+// lockForSearch takes what a search for endpoints needs: the right to choose, and every
+// lane that waits for one. False: something is another run's; the plan is made again
+// without it.
+func (p *pass) lockForSearch(ctx context.Context) (bool, error) {
+	ok, err := p.lockCandidates(ctx)
+	if !ok || err != nil {
+		return false, err
+	}
+	for _, s := range p.plan.Steps {
+		if s.Kind != StepSwap || p.carriedOut(s) {
+			continue
+		}
+		if got, err := p.lockLane(ctx, s.Lane); err != nil {
+			return false, err
+		} else if !got {
+			ok = false
+		}
+	}
+	return ok, nil
 }
 
 // move puts classes onto other lanes in one transaction. What a loan leaves behind on the

@@ -113,7 +113,7 @@ func (e *Env) Status(ctx context.Context) Status {
 }
 
 func (e *Env) lockNames() []string {
-	names := []string{"pool", "plane", "state", "count"}
+	names := []string{"pool", candidatesLock, "plane", "state", "count"}
 	for _, l := range e.Config.Lanes {
 		names = append(names, "lane-"+l.Name)
 	}

@@ -116,7 +116,7 @@ func (d *Devices) swapCommands(ctx context.Context, l egress.Lane, from string, 
 	if cycle {
 		err = j.cycle(ctx)
 	} else {
-		err = j.apply(ctx, j.next, func() error { return j.install(ctx) })
+		err = j.apply(ctx)
 	}
 	if err == nil {
 		err = j.answered(ctx)
@@ -174,9 +174,10 @@ func (j *job) cycle(ctx context.Context) error {
 	return j.run(ctx, j.c.Up, nil)
 }
 
-// apply runs the lane's apply for p. Addresses that a shipped template leaves alone are
-// changed around it, new ones first. files puts the installed file in place.
-func (j *job) apply(ctx context.Context, p profile.Profile, files func() error) error {
+// apply installs the new file and runs the lane's apply. Addresses, which a shipped
+// template leaves alone, are changed around it, new ones first.
+func (j *job) apply(ctx context.Context) error {
+	p := j.next
 	ours := j.c.Template != "" && len(p.Addresses) > 0
 	addrs := wanted(unique(p.Addresses))
 	if ours {
@@ -184,7 +185,7 @@ func (j *job) apply(ctx context.Context, p profile.Profile, files func() error) 
 			return err
 		}
 	}
-	if err := files(); err != nil {
+	if err := j.install(ctx); err != nil {
 		return err
 	}
 	if j.dev != nil && len(p.Peers) > 0 && has(j.dev, wgtypes.Key(p.Peers[0].PublicKey)) && usesStripped(j.c.Apply) {
@@ -211,6 +212,9 @@ func (j *job) apply(ctx context.Context, p profile.Profile, files func() error) 
 
 // answered waits for the handshake where the device can be read.
 func (j *job) answered(ctx context.Context) error {
+	if _, err := findLink(j.l.Interface); err != nil {
+		return fmt.Errorf("after the commands: %w", err)
+	}
 	c, err := j.d.open(j.l.Interface)
 	if err != nil {
 		return err
@@ -239,14 +243,16 @@ func (j *job) answered(ctx context.Context) error {
 }
 
 // undoApply puts file, addresses and device back: by the commands, and where the device
-// then still differs, directly.
+// then still differs, directly. So a command that fails again matters only where the
+// device cannot be read.
 func (j *job) undoApply(ctx context.Context) error {
 	err := j.file.putBack(ctx)
+	var errRun error
 	if j.file.was {
-		err = errors.Join(err, j.run(ctx, j.c.Apply, strip(j.file.own, j.dev, true)))
+		errRun = j.run(ctx, j.c.Apply, strip(j.file.own, j.dev, true))
 	}
 	if j.dev == nil {
-		return err
+		return errors.Join(err, errRun)
 	}
 	c, errOpen := j.d.open(j.l.Interface)
 	if errOpen != nil {
@@ -324,12 +330,15 @@ func (d *Devices) settleCommands(ctx context.Context, l egress.Lane, t target, r
 	case j.link == nil, differs && j.cycles(j.file.path):
 		err = j.cycle(ctx)
 	case differs:
-		err = j.apply(ctx, j.next, func() error { return j.install(ctx) })
+		err = j.apply(ctx)
 	case stale:
 		err = j.install(ctx)
 	}
 	if err != nil {
 		return err
+	}
+	if _, err := findLink(l.Interface); err != nil {
+		return fmt.Errorf("after the commands: %w", err)
 	}
 	// What the commands leave undone, and addresses and a renewal, are done directly where
 	// the device can be read.

@@ -301,7 +301,7 @@ ip route replace default dev "$1" table 202
 	was, file := listing(t, "vpn1"), readFile(t, installed)
 	to := a.profileFor(t, "other", "10.66.0.9").write(t)
 	_, err := d.Swap(t.Context(), l, other, to)
-	if err == nil || !strings.Contains(err.Error(), "lane-apply: exit status 3") {
+	if err == nil || !strings.Contains(err.Error(), "lane-apply: exit status 3; the lane was put back") {
 		t.Errorf("error %v, want that of the command", err)
 	}
 	keyless(t, err, testKey("client"), testKey("other"), a.key, b.key)
@@ -345,6 +345,26 @@ func TestACommandThatHangsIsEndedAndUndone(t *testing.T) {
 	}
 	if diff := cmp.Diff(was, listing(t, "vpn1")); diff != "" {
 		t.Errorf("lane (-want +got):\n%s", diff)
+	}
+}
+
+func TestCommandsThatMakeNoInterface(t *testing.T) {
+	needWorld(t)
+	a := newServer(t, "server-a", 0)
+	pa := a.profileFor(t, "client", "10.66.0.2").write(t)
+	l := egress.Lane{Name: "one", Interface: "vpn1", Driver: egress.DriverCommands, Commands: egress.Commands{
+		Installed: "/run/nothing.conf", Up: []string{"true"}, Down: []string{"true"},
+	}}
+	d := testDevices(t)
+	if err := d.Settle(t.Context(), l, pa, false); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("settle: %v", err)
+	}
+	_ = os.Remove(l.Commands.Installed)
+	if _, err := d.Swap(t.Context(), l, "", pa); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "put back") {
+		t.Errorf("swap: %v", err)
+	}
+	if _, err := os.Stat(l.Commands.Installed); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("installed file left after the undo: %v", err)
 	}
 }
 

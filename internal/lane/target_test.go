@@ -213,8 +213,12 @@ func TestResolve(t *testing.T) {
 		{"unknown template", egress.Commands{Template: "netplan"}, egress.Commands{}, `unknown template "netplan"`},
 		{"file used and not set", egress.Commands{Apply: []string{"a", "x={installed}"}}, egress.Commands{}, "installed is not set"},
 		{"own apply", egress.Commands{Apply: []string{"a"}, Timeout: time.Second}, egress.Commands{Apply: []string{"a"}, Timeout: time.Second}, ""},
-		{"own file", egress.Commands{Apply: []string{"a", "{installed}"}, Installed: "/x/{lane}-{interface}"},
-			egress.Commands{Apply: []string{"a", "{installed}"}, Installed: "/x/two-vpn2"}, ""},
+		{
+			"own file",
+			egress.Commands{Apply: []string{"a", "{installed}"}, Installed: "/x/{lane}-{interface}"},
+			egress.Commands{Apply: []string{"a", "{installed}"}, Installed: "/x/two-vpn2"},
+			"",
+		},
 		{"wg-quick with an own up", egress.Commands{Template: "wg-quick", Up: []string{"mine"}}, egress.Commands{
 			Template: "wg-quick", Installed: "/etc/wireguard/vpn2.conf", Apply: []string{"wg", "syncconf", "{interface}", "{stripped}"},
 			Up: []string{"mine"}, Down: []string{"wg-quick", "down", "{interface}"},

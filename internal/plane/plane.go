@@ -13,10 +13,10 @@
 //
 // Rules are static. A run moves only elements of the to_N sets, all in one transaction.
 //
-// A connection that came in from outside (by a port forward, or a TCP SYN to a routed
-// address) is answered by the way it came. Anything else that comes in unasked gives its flow
-// no lane: late answers to a flow that was just deleted must not tie its successor to the
-// lane that was left.
+// A connection that came in from outside (by a port forward, a TCP SYN to a routed address, or
+// to the router itself) is answered by the way it came. Anything else that comes in unasked for
+// a user gives its flow no lane: late answers to a flow that was just deleted must not tie its
+// successor to the lane that was left.
 package plane
 
 import (

@@ -53,7 +53,7 @@ func TestTLSTargets(t *testing.T) {
 	}()
 	w.drop("tcp dport 9")
 
-	c := egress.CheckConfig{Targets: []netip.Addr{w.host}, TLSTimeout: 300 * time.Millisecond, FullSize: true, TLS: []egress.TLSTarget{
+	c := egress.CheckConfig{Targets: []netip.Addr{w.host}, TLSTimeout: 500 * time.Millisecond, FullSize: true, TLS: []egress.TLSTarget{
 		target(w.host, good), target(w.host, mute), target(w.host, closed), target(w.host, plain),
 		{Address: netip.AddrPortFrom(w.host, 9)},
 	}}
@@ -68,7 +68,7 @@ func TestTLSTargets(t *testing.T) {
 	if !d.FullSize {
 		t.Error("the full-size packet did not come back")
 	}
-	if d.Took > 600*time.Millisecond {
+	if d.Took > 950*time.Millisecond {
 		t.Errorf("took %s: not in parallel", d.Took)
 	}
 }
@@ -132,7 +132,7 @@ func TestFullSize(t *testing.T) {
 			if d.FullSize != c.want || len(d.TLS) != 0 {
 				t.Errorf("%+v, want full size %v", d, c.want)
 			}
-			if d.Took < c.least || d.Took > c.least+400*time.Millisecond {
+			if d.Took < c.least || d.Took > c.least+900*time.Millisecond {
 				t.Errorf("took %s, want about %s", d.Took, c.least)
 			}
 		})

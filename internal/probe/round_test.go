@@ -21,7 +21,7 @@ import (
 )
 
 func check(targets ...netip.Addr) egress.CheckConfig {
-	return egress.CheckConfig{Targets: targets, Gap: 10 * time.Millisecond, Wait: 150 * time.Millisecond}
+	return egress.CheckConfig{Targets: targets, Gap: 10 * time.Millisecond, Wait: 400 * time.Millisecond}
 }
 
 // TestPingSocketsAreClosedHere says why the other tests prove the raw path: a kernel
@@ -73,10 +73,10 @@ func TestRound(t *testing.T) {
 			name: "both families in turn", n: 4, need: 4,
 			targets: func(w *world) []netip.Addr { return []netip.Addr{w.v6, w.host} }, want: egress.Round{Sent: 4, Got: 4, Pass: true},
 		},
-		{name: "silence", n: 5, need: 3, prepare: func(w *world) { w.drop("meta l4proto icmp") }, want: egress.Round{Sent: 5, Took: 200 * time.Millisecond}},
+		{name: "silence", n: 5, need: 3, prepare: func(w *world) { w.drop("meta l4proto icmp") }, want: egress.Round{Sent: 5, Took: 450 * time.Millisecond}},
 		{
 			name: "all lost on the way back", n: 5, need: 3, prepare: func(w *world) { w.dropOut("icmp type echo-reply") },
-			want: egress.Round{Sent: 5, Took: 200 * time.Millisecond},
+			want: egress.Round{Sent: 5, Took: 450 * time.Millisecond},
 		},
 		{
 			name: "one target of two is silent and half is enough", n: 6, need: 3, prepare: func(w *world) { w.drop("ip daddr " + w.gate.String()) },
@@ -84,7 +84,7 @@ func TestRound(t *testing.T) {
 		},
 		{
 			name: "one target of two is silent and none may be lost", n: 6, need: 6, prepare: func(w *world) { w.drop("ip daddr " + w.gate.String()) },
-			targets: func(w *world) []netip.Addr { return []netip.Addr{w.gate, w.host} }, want: egress.Round{Sent: 6, Got: 3, Took: 200 * time.Millisecond},
+			targets: func(w *world) []netip.Addr { return []netip.Addr{w.gate, w.host} }, want: egress.Round{Sent: 6, Got: 3, Took: 450 * time.Millisecond},
 		},
 		{
 			name: "the interface is gone", n: 5, need: 3, prepare: func(w *world) { must(w.t, netlink.LinkDel(w.link)) },

@@ -30,7 +30,7 @@ func TestUplink(t *testing.T) {
 			want: func(up, _ *world) egress.UplinkView {
 				return egress.UplinkView{Interface: "wan0", Gateway: up.gate, GatewayOK: true, Targets: map[string]bool{up.host.String(): true}}
 			},
-			most: 200 * time.Millisecond,
+			most: 450 * time.Millisecond,
 		},
 		{
 			name: "the cheapest default route counts, and lanes do not", lanes: []string{"lane0"},
@@ -67,14 +67,14 @@ func TestUplink(t *testing.T) {
 			want: func(up, _ *world) egress.UplinkView {
 				return egress.UplinkView{Interface: "wan0", Gateway: up.gate, GatewayOK: true, Targets: map[string]bool{other.String(): false}}
 			},
-			most: 700 * time.Millisecond,
+			most: 900 * time.Millisecond,
 		},
 		{
 			name: "nothing answers", prepare: func(up, _ *world) { up.route("0.0.0.0/0", 0); up.drop("meta l4proto icmp") },
 			want: func(up, _ *world) egress.UplinkView {
 				return egress.UplinkView{Interface: "wan0", Gateway: up.gate, Targets: map[string]bool{up.host.String(): false}}
 			},
-			most: 700 * time.Millisecond,
+			most: 900 * time.Millisecond,
 		},
 		{
 			name: "the link is down", conf: egress.UplinkConfig{Interface: "wan0"},
@@ -82,7 +82,7 @@ func TestUplink(t *testing.T) {
 			want: func(up, _ *world) egress.UplinkView {
 				return egress.UplinkView{Interface: "wan0", Targets: map[string]bool{up.host.String(): false}}
 			},
-			err: "uplink wan0: is down", most: 100 * time.Millisecond,
+			err: "uplink wan0: is down", most: 450 * time.Millisecond,
 		},
 		{
 			name: "the cable is cut: the route is still there",
@@ -95,7 +95,7 @@ func TestUplink(t *testing.T) {
 			want: func(up, _ *world) egress.UplinkView {
 				return egress.UplinkView{Interface: "wan0", Targets: map[string]bool{up.host.String(): false}}
 			},
-			err: "uplink wan0: no carrier", most: 100 * time.Millisecond,
+			err: "uplink wan0: no carrier", most: 450 * time.Millisecond,
 		},
 		{
 			name: "the interface is gone", conf: egress.UplinkConfig{Interface: "wan9"}, prepare: func(_, _ *world) {},
@@ -109,7 +109,7 @@ func TestUplink(t *testing.T) {
 			want: func(up, _ *world) egress.UplinkView {
 				return egress.UplinkView{Targets: map[string]bool{up.host.String(): false}}
 			},
-			err: "uplink: no default route", most: 100 * time.Millisecond,
+			err: "uplink: no default route", most: 450 * time.Millisecond,
 		},
 		{
 			name: "a default route only through a lane", lanes: []string{"lane0"}, prepare: func(_, lane *world) { lane.route("0.0.0.0/0", 0) },

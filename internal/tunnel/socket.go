@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // Sizes and types of WireGuard's messages (its white paper, section 5.4).
@@ -46,6 +48,30 @@ type socket struct {
 // Control is applied to the UDP socket before it is bound: SO_BINDTODEVICE or SO_MARK
 // keep a test's own traffic on the uplink, whatever the routes say.
 type Control func(network, address string, c syscall.RawConn) error
+
+// Underlay is a Control that binds to an interface ("" = none) and sets a mark (0 =
+// none, else CAP_NET_ADMIN is needed).
+func Underlay(iface string, mark egress.Mark) Control {
+	return func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) {
+			if iface != "" {
+				if err = unix.BindToDevice(int(fd), iface); err != nil {
+					err = fmt.Errorf("bind to %s: %w", iface, err)
+					return
+				}
+			}
+			if mark != 0 {
+				if err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+					err = fmt.Errorf("mark %s: %w", mark, err)
+				}
+			}
+		}); e != nil {
+			return e
+		}
+		return err
+	}
+}
 
 func openSocket(ctx context.Context, control Control, families map[string]bool) (*socket, error) {
 	s := &socket{control: control, routes: map[uint32]*route{}}

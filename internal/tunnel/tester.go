@@ -57,7 +57,7 @@ const (
 // Options of a Tester.
 type Options struct {
 	Control Control          // applied to the underlay's UDP socket; nil = none
-	Now     func() time.Time // wall clock, for TestedAt
+	Now     func() time.Time // wall clock, for TestedAt; must be set
 }
 
 // Tester implements egress.Tester.
@@ -70,8 +70,9 @@ func New(o Options) *Tester { return &Tester{opts: o} }
 
 // Test tests every target and calls done once for each, never two at a time; the
 // tunnel is closed before done is called for its target. Parallel bounds the tunnels open at
-// once, Rate the handshakes begun per second (tries that go on in a tunnel's own device
-// after the sieve are not counted: the sieve has spread them already).
+// once, Rate the handshakes begun per second (that of a tunnel after the sieve is not
+// counted: the sieve has spread them already). Without Pings and FullSize nothing but
+// handshakes is done, which leaves a session that somebody else has with the same pair alone.
 //
 // busy, nil or quick and safe to call from another goroutine, is asked right before a
 // target's first packet and every 20 ms while it is under test; calls never overlap.
@@ -84,7 +85,7 @@ func New(o Options) *Tester { return &Tester{opts: o} }
 // sockets and goroutines are gone.
 func (t *Tester) Test(ctx context.Context, c egress.TestConfig, targets []egress.TestTarget, busy func(pair string) bool, done func(egress.TestResult)) error {
 	c = withDefaults(c)
-	if c.Pings > 0 && len(c.Targets) == 0 {
+	if (c.Pings > 0 || c.FullSize) && len(c.Targets) == 0 {
 		return errors.New("test: no targets to ping")
 	}
 	if c.Deadline > 0 {
@@ -207,7 +208,8 @@ func (r *round) test(s *subject) egress.TestResult {
 // stages returns the reason for which the subject fails; "" = it passes. What it
 // returns after the end of ctx is meaningless.
 func (r *round) stages(ctx context.Context, cancel context.CancelCauseFunc, s *subject, res *egress.TestResult) string {
-	if r.direct {
+	inside := r.c.Pings > 0 || r.c.FullSize
+	if r.direct && inside {
 		release, ok := r.begin(ctx, cancel, s, r.tunnels, 1, res)
 		if !ok {
 			return ReasonUntested
@@ -228,7 +230,7 @@ func (r *round) stages(ctx context.Context, cancel context.CancelCauseFunc, s *s
 		return ReasonNoHandshake
 	}
 	res.Handshake = took
-	if r.c.Pings == 0 && !r.c.FullSize {
+	if !inside {
 		return ""
 	}
 	if r.tunnels.Acquire(ctx, 1) != nil {

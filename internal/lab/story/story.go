@@ -23,7 +23,10 @@ import (
 func Scenarios() []lab.Scenario {
 	return []lab.Scenario{
 		day(),
+		poolScenario(),
 		swapScenario(),
+		uplinkScenario(),
+		leakScenario(),
 	}
 }
 
