@@ -27,7 +27,7 @@ quarantine, candidates are proven in process, the first of the pool's order that
 put in place and checked on the lane, and the users come home. While the uplink itself is
 down nothing is recorded, counted or replaced.
 
-Run it each second from a service (--rounds 55 --interval 1s, started each minute), or more
+Run it each second from a service (--rounds 60 --interval 1s, started anew at its end), or more
 seldom from cron: the verdict then takes longer, the rest is the same.
 
 Reads: configuration, quarantine.tsv, state.kv, fail-counter, egress.json, pools, lanes.

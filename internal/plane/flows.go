@@ -13,8 +13,8 @@ import (
 // flushTries bounds how often entries are deleted that came up meanwhile.
 const flushTries = 5
 
-// Flush deletes the conntrack entries of a home lane's class ("" = every class) on a lane, IPv4
-// and IPv6, and returns how many there were. The kernel picks
+// Flush deletes the conntrack entries of a home lane's class ("" = every class, and what came
+// in by the lane) on a lane, IPv4 and IPv6, and returns how many there were. The kernel picks
 // them by the bits of their mark; entries of other classes, of other lanes and of no lane are
 // not touched. Afterwards none of the class is left, or it is an error. Move the class first: a
 // flow that still has its old way is there again with its next packet. With class "" the users

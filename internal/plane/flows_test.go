@@ -48,7 +48,7 @@ func TestFlushTakesItsOwnOnly(t *testing.T) {
 	}{
 		{"a class on its own lane", "egress1", "egress1", []uint32{0x1201, 0x70001201}, 20},
 		{"a class where it is lent", "egress1", "egress2", []uint32{0x1202}, 10},
-		{"every class on a lane", "", "egress1", []uint32{0x1201, 0x2201, 0x201, 0x70001201, 0xff201}, 40},
+		{"every class on a lane", "", "egress1", []uint32{0x1201, 0x2201, 0x201, 0x70001201, 0xff201}, 50},
 		{"none there", "egress2", "egress2", []uint32{0x2202}, 10},
 	} {
 		w.run(t, tt.name, func(t *testing.T) {
