@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,8 +47,9 @@ func (e eligibility) judge(p Pool, r Row) (code, reason string) {
 		return "quarantined", fmt.Sprintf("removed from %s at %s (%s); pool %s was tested from %s on, which is not after it",
 			q.Slot, stamp(q.FailedAt), q.Reason, p.Name, stamp(p.Mtime))
 	}
-	if left := holdLeft(e.in.Memory.Holds[r.Endpoint], e.in.Now, e.in.Config.Repair.HoldMax); left > 0 {
-		return "hold_down", fmt.Sprintf("failed %d times; held down for another %s", e.in.Memory.Holds[r.Endpoint].Failures, left.Round(time.Second))
+	h := e.in.Memory.Holds[r.Endpoint]
+	if left := holdLeft(h, e.in.Now, e.in.Config.Repair.HoldMax); h.Failures > 1 && left > 0 {
+		return "hold_down", fmt.Sprintf("failed %d times; held down for another %s", h.Failures, left.Round(time.Second))
 	}
 	return "", ""
 }
@@ -83,15 +85,24 @@ func (e eligibility) clears(p Pool, q state.Quarantined) bool {
 // setAside gives records from the future a place in the run sequence, so that the next
 // refresh can clear them although their stamp can't be believed.
 func setAside(in *Input, next *Memory) {
-	for _, q := range in.Quarantine {
-		if !q.FailedAt.After(in.Now.Add(futureSlack)) {
-			continue
-		}
-		if f, ok := next.Failures[q.Endpoint]; ok && f.FailedAt == q.FailedAt.Unix() {
-			continue
-		}
-		next.Failures[q.Endpoint] = Failure{FailedAt: q.FailedAt.Unix(), Seq: in.Seed}
+	if in.Seed == 0 { // a dry run has no place in the sequence
+		return
 	}
+	for _, q := range in.Quarantine {
+		if future(in, q) {
+			next.Failures[q.Endpoint] = Failure{FailedAt: q.FailedAt.Unix(), Seq: in.Seed}
+		}
+	}
+}
+
+// unplaced says whether some record is from the future and has no place in the sequence.
+func unplaced(in *Input) bool {
+	return slices.ContainsFunc(in.Quarantine, func(q state.Quarantined) bool { return future(in, q) })
+}
+
+func future(in *Input, q state.Quarantined) bool {
+	f, ok := in.Memory.Failures[q.Endpoint]
+	return q.FailedAt.After(in.Now.Add(futureSlack)) && (!ok || f.FailedAt != q.FailedAt.Unix())
 }
 
 // holdLeft is how long an endpoint is still held down; never longer than the setting,
@@ -104,22 +115,21 @@ func holdLeft(h Hold, now time.Time, longest time.Duration) time.Duration {
 	return min(h.For, longest) - elapsed
 }
 
-// failedAgain is the hold-down after one more failure: none for the first, then doubling.
-// Good service pays failures back, one for every decay period.
+// failedAgain is the hold-down after one more failure: it doubles each time. The first one
+// does not bind, since tests that began after it clear the endpoint (see judge); from the
+// second on even a fresh pool has to wait, so that a server which passes one probe in ten
+// swings a lane at most twice an hour. Good service pays failures back, one for every
+// decay period.
 func failedAgain(h Hold, served time.Duration, now time.Time, c RepairConfig) Hold {
 	if c.HoldDecay > 0 && served > 0 {
 		h.Failures = max(0, h.Failures-int(served/c.HoldDecay))
 	}
 	h.Failures++
-	h.Since = now
-	h.For = 0
-	if h.Failures > 1 {
-		h.For = c.HoldMin
-		for i := 2; i < min(h.Failures, 64) && h.For < c.HoldMax; i++ {
-			h.For *= 2
-		}
-		h.For = min(h.For, c.HoldMax)
+	h.Since, h.For = now, c.HoldMin
+	for i := 1; i < min(h.Failures, 64) && h.For < c.HoldMax; i++ {
+		h.For *= 2
 	}
+	h.For = min(h.For, c.HoldMax)
 	return h
 }
 

@@ -21,7 +21,7 @@ type Explanation struct {
 // Explain says of lanes and endpoints why they are where they are, from state and
 // journal, without a probe. With no name it explains every lane.
 func (e *Env) Explain(ctx context.Context, names []string) ([]Explanation, error) {
-	p, _ := e.begin(ctx, "explain", false)
+	p, _ := e.begin("explain", false)
 	if err := p.loadState(true); err != nil {
 		return nil, err
 	}

@@ -55,6 +55,9 @@ func (p *pass) recoverIntents(ctx context.Context) error {
 		if _, err := os.Stat(p.intentPath(l.Name)); err != nil {
 			continue
 		}
+		if err := p.sequence(ctx); err != nil {
+			return err
+		}
 		lock, err := p.State.Lock(ctx, "lane-"+l.Name, p.Holder, 0)
 		var busy *state.BusyError
 		if errors.As(err, &busy) {

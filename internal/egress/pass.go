@@ -66,26 +66,35 @@ type pass struct {
 	mu      sync.Mutex // in.Proofs, in.Listing.Results
 }
 
-func (e *Env) begin(ctx context.Context, command string, write bool) (*pass, error) {
+func (e *Env) begin(command string, write bool) (*pass, error) {
 	p := &pass{Env: e, done: map[string]bool{}, locks: map[string]*state.Lock{}}
 	p.in = Input{
 		Version: InputVersion, Command: command, Now: e.Now(), Config: e.Config,
 		Proofs: map[string]TestResult{}, Busy: map[string]string{},
 	}
 	if write {
-		seq, err := e.State.NextSeq(ctx)
-		if err != nil {
-			return nil, err
-		}
-		p.in.Seed = seq
 		for _, dir := range []string{"lanes", "intents"} { // both hold what only root may see
 			if err := os.MkdirAll(e.State.Path(dir), 0o700); err != nil {
 				return nil, fmt.Errorf("state: %w", err)
 			}
 		}
 	}
-	p.run = fmt.Sprintf("%s-%d", command, p.in.Seed)
 	return p, nil
+}
+
+// sequence gives this run its place among all runs. A run that neither changes nor records
+// anything takes none: it must not write to the disk each second.
+func (p *pass) sequence(ctx context.Context) error {
+	if p.in.Seed != 0 {
+		return nil
+	}
+	seq, err := p.State.NextSeq(ctx)
+	if err != nil {
+		return err
+	}
+	p.in.Seed = seq
+	p.run = fmt.Sprintf("%s-%d", p.in.Command, seq)
+	return nil
 }
 
 // loadState reads the contract files. A repair goes on with what can be salvaged of a
@@ -369,9 +378,9 @@ func (p *pass) unlockAll() {
 	}
 }
 
-// event notes something for the journal; flush writes it. Times are those of the event.
+// event notes something for the journal; flushEvents writes it. Times are those of the event.
 func (p *pass) event(ev journal.Event) {
-	ev.Time, ev.Command, ev.Run, ev.Seq = p.Now(), p.in.Command, p.run, p.in.Seed
+	ev.Time, ev.Command = p.Now(), p.in.Command
 	p.events = append(p.events, ev)
 }
 
@@ -379,9 +388,13 @@ func (p *pass) flushEvents(ctx context.Context) error {
 	if len(p.events) == 0 {
 		return nil
 	}
+	err := p.sequence(ctx)
 	evs := p.events
 	p.events = nil
-	err := journal.Append(ctx, p.State, evs...)
+	for i := range evs {
+		evs[i].Run, evs[i].Seq = p.run, p.in.Seed
+	}
+	err = errors.Join(err, journal.Append(ctx, p.State, evs...))
 	if p.Notify != nil {
 		for _, ev := range evs {
 			p.Notify(ctx, ev)

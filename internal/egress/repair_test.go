@@ -350,7 +350,7 @@ func TestHoldDown(t *testing.T) {
 		got = append(got, h.For)
 	}
 	m := time.Minute
-	want := []time.Duration{0, 10 * m, 20 * m, 40 * m, 80 * m, 160 * m, 320 * m, 640 * m, 1280 * m, 1440 * m}
+	want := []time.Duration{10 * m, 20 * m, 40 * m, 80 * m, 160 * m, 320 * m, 640 * m, 1280 * m, 1440 * m, 1440 * m}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("hold-downs (-want +got):\n%s", d)
 	}

@@ -10,7 +10,7 @@ import (
 // Rebalance is one pass: place the best endpoints, touching only lanes that carry none of
 // them. A run that changes nothing probes nothing.
 func (e *Env) Rebalance(ctx context.Context, dryRun bool) (Outcome, error) {
-	p, err := e.begin(ctx, "rebalance", !dryRun)
+	p, err := e.begin("rebalance", !dryRun)
 	if err != nil {
 		return Outcome{}, err
 	}

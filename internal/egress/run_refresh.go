@@ -19,7 +19,7 @@ import (
 // Refresh is one pass: fetch the list, guard it, test every endpoint in process, and make
 // the result the source of truth, whole or not at all.
 func (e *Env) Refresh(ctx context.Context, opts Options, dryRun bool) (Outcome, error) {
-	p, err := e.begin(ctx, "refresh", !dryRun)
+	p, err := e.begin("refresh", !dryRun)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -33,6 +33,9 @@ func (e *Env) Refresh(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 	}
 	defer os.RemoveAll(work)
 	if !dryRun {
+		if err := p.sequence(ctx); err != nil {
+			return Outcome{}, err
+		}
 		lock, err := p.State.Lock(ctx, "pool", p.Holder, 0)
 		if err != nil {
 			return Outcome{}, err

@@ -19,7 +19,7 @@ const maxSteps = 256
 // Repair is one pass: look at every lane, and where one is down lend its users, record its
 // endpoint, find a better one and put it in place. With dryRun it only looks and plans.
 func (e *Env) Repair(ctx context.Context, dryRun bool) (Outcome, error) {
-	p, err := e.begin(ctx, "repair", !dryRun)
+	p, err := e.begin("repair", !dryRun)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -127,6 +127,12 @@ func (p *pass) noteVerdicts() {
 // apply carries the plan out, step by step; after each step the plan is made again with
 // what the step showed.
 func (p *pass) apply(ctx context.Context, replan func() Plan) error {
+	if p.plan.Changes() || unplaced(&p.in) {
+		if err := p.sequence(ctx); err != nil {
+			return err
+		}
+		p.plan = replan()
+	}
 	for range maxSteps {
 		steps := p.ready()
 		if len(steps) == 0 {

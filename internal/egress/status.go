@@ -79,7 +79,7 @@ type LockHolder struct {
 // Status reads state, devices and the user plane. What it may not see is a problem in the
 // result, not an error.
 func (e *Env) Status(ctx context.Context) Status {
-	p, _ := e.begin(ctx, "status", false)
+	p, _ := e.begin("status", false)
 	s := Status{Time: p.in.Now, Uplink: "up"}
 	if err := p.loadState(true); err != nil {
 		s.Problems = append(s.Problems, err.Error())

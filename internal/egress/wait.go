@@ -45,7 +45,7 @@ func (e *Env) Wait(ctx context.Context, d time.Duration) {
 
 // Install puts the static part of the user plane in place, with every class where it is.
 func (e *Env) Install(ctx context.Context) (PlaneView, bool, error) {
-	p, err := e.begin(ctx, "plane", true)
+	p, err := e.begin("plane", true)
 	if err != nil {
 		return PlaneView{}, false, err
 	}

@@ -30,7 +30,7 @@ func row(n int) Row {
 
 func testConfig(lanes int) Config {
 	c := Config{
-		Check: CheckConfig{Count: 5, Need: 2, StrictCount: 5, MaxHandshake: 3 * time.Minute, FullSize: true},
+		Check: CheckConfig{Count: 5, Need: 2, StrictCount: 5, MaxHandshake: 3 * time.Minute, FullSize: true, DeepEvery: time.Minute},
 		Repair: RepairConfig{
 			Threshold: 2, Rise: 2, Parallel: 4, Limit: 12, SwapLimit: 3, Readd: 2 * time.Minute,
 			HoldMin: 10 * time.Minute, HoldMax: 24 * time.Hour, HoldDecay: 6 * time.Hour, RetryAfter: 30 * time.Second,
