@@ -2,12 +2,16 @@ package egress
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/journal"
+	"github.com/shunt-net/shunt/internal/state"
 )
 
 // Explanation says why an object is as it is.
@@ -110,6 +114,18 @@ func (p *pass) explainEndpoint(endpoint string) Explanation {
 			say("pool %s does not list it", pool.Name)
 		}
 	}
+	if r, ok := p.evidence()[endpoint]; ok {
+		how := "in process"
+		if r.Via != "" {
+			how = "through lane " + r.Via
+		}
+		verdict := "passed"
+		if r.Reason != "" {
+			verdict = "did not pass: " + r.Reason
+		}
+		say("tested at %s %s: handshake %.1f ms, %d of %d pings, %.1f ms, jitter %.1f ms; %s",
+			stamp(r.TestedAt), how, ms(r.Handshake), r.Got, r.Sent, ms(r.Avg), ms(r.Jitter), verdict)
+	}
 	for _, q := range e.records[endpoint] {
 		by := "no pool that was tested after that lists it"
 		for _, pool := range p.in.Pools {
@@ -124,6 +140,22 @@ func (p *pass) explainEndpoint(endpoint string) Explanation {
 		say("failed %d times lately; held down for another %s", h.Failures, max(0, holdLeft(h, p.in.Now, p.Config.Repair.HoldMax)).Round(time.Second))
 	}
 	return x
+}
+
+// evidence is what the last refresh saw of every endpoint, also of those in no pool.
+func (p *pass) evidence() map[string]TestResult {
+	var doc struct {
+		Results map[string]TestResult `json:"results"`
+	}
+	dir, err := state.CurrentGeneration(p.PoolDir())
+	if err != nil {
+		return nil
+	}
+	b, err := os.ReadFile(filepath.Join(dir, evidenceFile))
+	if err != nil || json.Unmarshal(b, &doc) != nil {
+		return nil
+	}
+	return doc.Results
 }
 
 // about picks the last n events that name an object.

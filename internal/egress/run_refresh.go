@@ -236,6 +236,9 @@ func (p *pass) busyPairs(ctx context.Context) func(string) bool {
 	}
 }
 
+// evidenceFile holds what the pools' columns don't, for every endpoint that was tested.
+const evidenceFile = "evidence.json"
+
 // publish writes the three pools, the evidence and the profiles as one generation.
 func (p *pass) publish(ctx context.Context, s Step) error {
 	foreign, all, working := Rank(p.in)
@@ -260,7 +263,7 @@ func (p *pass) publish(ctx context.Context, s Step) error {
 	if err != nil {
 		return err
 	}
-	files["evidence.json"] = append(evidence, '\n')
+	files[evidenceFile] = append(evidence, '\n')
 	names := []string{c.StrictForeign, c.StrictAll, c.Working}
 	_, err = state.WriteGeneration(ctx, p.PoolDir(), p.in.Listing.Began, files, names, c.Keep, p.pathsInUse())
 	var prune *state.PruneError
