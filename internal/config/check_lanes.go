@@ -263,7 +263,7 @@ func (r *reader) classMask(path string, p egress.PlaneConfig, lanes int) {
 		r.complain(path, fmt.Sprintf("%s and mark_mask, %s, share bits", p.ClassMask, p.MarkMask), "lane and class are told apart by them: choose other bits")
 	case ids&(ids+1) != 0:
 		r.complain(path, fmt.Sprintf("the bits of %s are not next to each other", p.ClassMask), "write it such as 0xff000")
-	case uint64(lanes) > uint64(ids):
-		r.complain(path, fmt.Sprintf("%s numbers %d classes, and there are %d lanes", p.ClassMask, ids, lanes), "choose a wider mask")
+	case uint64(lanes) >= uint64(ids): // the highest one marks what came in from outside
+		r.complain(path, fmt.Sprintf("%s numbers %d classes, and there are %d lanes", p.ClassMask, ids-1, lanes), "choose a wider mask")
 	}
 }

@@ -123,7 +123,7 @@ func TestCheckComplains(t *testing.T) {
 
 		{"masks that share bits", func(c *Config) { c.Egress.Plane.ClassMask = 0xff00 }, "egress.plane.class_mask: 0xff00 and mark_mask, 0xfff, share bits"},
 		{"a class mask with a hole", func(c *Config) { c.Egress.Plane.ClassMask = 0x5000 }, "egress.plane.class_mask: the bits of 0x5000 are not next to each other"},
-		{"a class mask for one lane", func(c *Config) { c.Egress.Plane.ClassMask = 0x1000 }, "egress.plane.class_mask: 0x1000 numbers 1 classes, and there are 2 lanes"},
+		{"a class mask for one lane", func(c *Config) { c.Egress.Plane.ClassMask = 0x1000 }, "egress.plane.class_mask: 0x1000 numbers 0 classes, and there are 2 lanes"},
 		{"no class mask", func(c *Config) { c.Egress.Plane.ClassMask = 0 }, "egress.plane.class_mask: 0 leaves no bit for classes"},
 		{"marking before conntrack", func(c *Config) { c.Egress.Plane.Priority = -300 }, "egress.plane.priority: -300 is out of range"},
 		{"rules behind main", func(c *Config) { c.Egress.Plane.RulePref = 32766 }, "egress.plane.rule_pref: 32766 is out of range"},
