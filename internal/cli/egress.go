@@ -66,6 +66,7 @@ func (a *app) runPass(ctx context.Context, command string, o planFlags, pass pas
 	if o.Input != "" {
 		return a.replay(command, o)
 	}
+	ctx = a.withPoints(ctx)
 	load := a.load
 	if !o.DryRun {
 		load = a.loadOrLastGood
@@ -83,7 +84,7 @@ func (a *app) runPass(ctx context.Context, command string, o planFlags, pass pas
 	if err != nil {
 		return err
 	}
-	out, err := pass(a.withPoints(ctx), e, o.DryRun)
+	out, err := pass(ctx, e, o.DryRun)
 	err = errors.Join(err, e.Close())
 	if o.Record != "" && out.Input.Version != 0 {
 		err = errors.Join(err, a.record(ctx, o.Record, out.Input))

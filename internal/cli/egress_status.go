@@ -102,6 +102,7 @@ func runPlane(ctx context.Context, a *app, o planeOptions) error {
 	if err != nil {
 		return err
 	}
+	ctx = a.withPoints(ctx)
 	p := plane.New()
 	defer p.Close()
 	var res planeResult
@@ -133,7 +134,7 @@ func (a *app) installPlane(ctx context.Context, c config.Config) (planeResult, e
 		return planeResult{}, err
 	}
 	defer e.Close()
-	v, changed, err := e.Install(a.withPoints(ctx))
+	v, changed, err := e.Install(ctx)
 	if changed {
 		a.Log.Info("plane", "object", "inet shunt_egress", "reason", "installed")
 	}

@@ -133,6 +133,13 @@ func failedAgain(h Hold, served time.Duration, now time.Time, c RepairConfig) Ho
 	return h
 }
 
+// refused is the hold-down of an endpoint that passed in process and failed on a lane. It
+// binds at once: fresh tests would pass again, and each try costs the lane's users seconds.
+func refused(h Hold, now time.Time, c RepairConfig) Hold {
+	h.Failures = max(h.Failures, 1)
+	return failedAgain(h, 0, now, c)
+}
+
 func matches(globs []string, name string, empty bool) bool {
 	if len(globs) == 0 {
 		return empty

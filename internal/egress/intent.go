@@ -48,9 +48,11 @@ func (p *pass) dropIntent(ctx context.Context, lane string) error {
 }
 
 // recoverIntents finishes or undoes what a killed run left, lane by lane. A lane whose
-// lock is held belongs to a run that is alive.
-func (p *pass) recoverIntents(ctx context.Context) error {
+// lock is held belongs to a run that is alive. The state is read again after it: a failure
+// that was recorded just now must not be recorded by this run too.
+func (p *pass) recoverIntents(ctx context.Context, salvage bool) error {
 	var errs error
+	tried := false
 	for _, l := range p.Config.Lanes {
 		if _, err := os.Stat(p.intentPath(l.Name)); err != nil {
 			continue
@@ -71,8 +73,12 @@ func (p *pass) recoverIntents(ctx context.Context) error {
 			errs = errors.Join(errs, fmt.Errorf("lane %s: a killed run's change could not be settled: %w", l.Name, err))
 		}
 		_ = lock.Unlock()
+		tried = true
 	}
-	return errs
+	if !tried {
+		return errs
+	}
+	return errors.Join(errs, p.loadState(salvage))
 }
 
 func (p *pass) recoverLane(ctx context.Context, l Lane) error {
@@ -197,8 +203,11 @@ func (p *pass) setMode(ctx context.Context, to state.Mode, reason string, count 
 }
 
 // raiseCount makes the day's counter at least what the intent says. A count raised by hand
-// stays raised.
+// stays raised. An intent without a count is of a failure that was counted when it was recorded.
 func (p *pass) raiseCount(ctx context.Context, it Intent) (int, error) {
+	if it.Count == 0 {
+		return p.State.Count(Day(p.Now()))
+	}
 	n, err := p.State.Count(it.Day)
 	if err != nil || n >= it.Count {
 		return n, err

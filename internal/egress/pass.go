@@ -101,6 +101,7 @@ func (p *pass) sequence(ctx context.Context) error {
 // damaged quarantine (more is quarantined then, never less); any other command refuses.
 func (p *pass) loadState(salvage bool) error {
 	var err error
+	p.in.Damage = nil
 	if salvage {
 		rows, damage := p.State.QuarantineUnion()
 		p.in.Quarantine = rows

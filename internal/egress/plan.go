@@ -3,6 +3,7 @@ package egress
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -118,6 +119,9 @@ func (p Plan) Busy() bool {
 }
 
 func (p *Plan) hold(object, code, format string, a ...any) {
+	if slices.ContainsFunc(p.Held, func(h Held) bool { return h.Object == object && h.Code == code }) {
+		return
+	}
 	p.Held = append(p.Held, Held{Object: object, Code: code, Reason: fmt.Sprintf(format, a...)})
 }
 

@@ -3,6 +3,7 @@ package egress
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -102,6 +103,9 @@ func (b *rebalance) recall() {
 			continue
 		}
 		b.failed[s.Endpoint] = s.Reason
+		if strings.HasPrefix(s.Reason, strictCheck) { // not what the router itself failed to do
+			b.plan.Next.Holds[s.Endpoint] = refused(b.in.Memory.Holds[s.Endpoint], b.in.Now, b.in.Config.Repair)
+		}
 		b.home(s.Lane, "the swap failed and the lane has its saved profile back")
 		b.plan.hold(s.Lane, HeldFailed, "%s did not pass on the lane (%s); its saved profile is back", s.Endpoint, s.Reason)
 	}

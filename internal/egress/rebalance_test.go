@@ -270,3 +270,31 @@ func TestPlanRebalanceHolds(t *testing.T) {
 		}
 	})
 }
+
+// An endpoint that answers pings and carries no data passes each test in process; trying it
+// at each rebalance would silence the lane's users each time.
+func TestAnEndpointThatFailedOnALaneIsHeldDown(t *testing.T) {
+	in := healthy("rebalance")
+	in.carries(1, 7)
+	in.prove(true, 1, 6)
+	in.swapped(1, 1, false)
+	next := PlanRebalance(in).Next
+	hold := next.Holds[endpoint(1)]
+	if hold.For < in.Config.Repair.HoldMin || hold.For > 2*in.Config.Repair.HoldMin {
+		t.Fatalf("hold %+v, want a short hold-down", hold)
+	}
+	later := healthy("rebalance")
+	later.carries(1, 6)
+	later.Memory, later.Now = next, in.Now.Add(time.Minute)
+	if p := PlanRebalance(later); len(p.Steps) != 0 {
+		t.Errorf("a minute later: %v, want nothing", brief(p))
+	}
+	later.Now = in.Now.Add(hold.For + time.Second)
+	if p := PlanRebalance(later); !slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Kind == StepSwap && s.To == endpoint(1) }) {
+		t.Errorf("after the hold-down: %v, want another try", brief(p))
+	}
+	in.Swaps[0].Reason = "lane egress1: its socket does not answer"
+	if h := PlanRebalance(in).Next.Holds; len(h) != 0 {
+		t.Errorf("held down for the router's own failure: %+v", h)
+	}
+}

@@ -143,6 +143,9 @@ func LaneResult(e Entry, lane string, r Round, strict bool, handshake time.Durat
 	switch {
 	case r.Got == 0:
 		t.Reason = "no answer through lane " + lane
+		if r.Error != "" {
+			t.Reason += ": " + r.Error
+		}
 	case r.Got < r.Sent || !strict:
 		t.Reason = "did not pass the strict check through lane " + lane
 	}

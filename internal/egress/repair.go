@@ -24,6 +24,7 @@ type repair struct {
 	next   int               // first candidate that was not looked at
 	cands  []Row
 	failed map[string]bool // endpoints whose swap failed in this run
+	early  bool            // before the renewals: what they change isn't looked at
 }
 
 // PlanRepair judges the lanes and says what to do. It is pure; a run calls it again after
@@ -38,11 +39,20 @@ func PlanRepair(in Input) Plan {
 	setAside(&in, &r.plan.Next)
 	up := uplinkOf(&in)
 	r.judge(up)
-	r.renew()
+	renewals := r.renewals()
 	if up == uplinkDown && r.anyFailing() {
 		r.freeze()
 		return r.plan
 	}
+	// Who needs no fresh handshake is served first: a renewal takes a round.
+	if r.early = len(renewals) > 0; up != uplinkDoubtful {
+		r.lend()
+		r.goHome()
+	}
+	for _, s := range renewals {
+		r.plan.add(s)
+	}
+	r.early = false
 	downs := r.downs()
 	if up == uplinkDoubtful && len(downs) > 0 && !r.trustUplink(downs) {
 		return r.plan
@@ -51,6 +61,9 @@ func PlanRepair(in Input) Plan {
 	r.goHome()
 	r.quarantine(downs)
 	r.replace(downs)
+	r.plan.Held = slices.DeleteFunc(r.plan.Held, func(h Held) bool { // found one in the end
+		return h.Code == HeldNoLender && (r.judged[r.where[h.Object]] == health.Up || r.judged[r.where[h.Object]] == health.Loaded)
+	})
 	return r.plan
 }
 
@@ -116,7 +129,7 @@ func sample(l LaneView, now time.Time) health.Sample {
 		s.Handshake = now.Sub(p.Handshake)
 	}
 	if l.Deep != nil {
-		s.Deep, s.FullSize = true, l.Deep.FullSize
+		s.Deep, s.FullSize, s.HalfSize = true, l.Deep.FullSize, l.Deep.HalfSize
 		s.TLS = len(l.Deep.TLS) == 0
 		for _, t := range l.Deep.TLS {
 			s.TLS = s.TLS || t.OK
@@ -138,13 +151,14 @@ func roundLoss(r Round, gap time.Duration) float64 {
 	return float64(max(lost, 0)) / float64(r.Sent)
 }
 
-// renew plans the one fresh handshake that a silent lane gets before its verdict, where
+// renewals are the one fresh handshake that a silent lane gets before its verdict, where
 // the last one is old, pending, or from before the uplink was cut.
-func (r *repair) renew() {
+func (r *repair) renewals() []Step {
+	var out []Step
 	for _, l := range r.in.Lanes {
 		v := r.judged[l.Name]
 		if l.Renewed {
-			r.plan.add(renewStep(l, r.in.Memory.Lanes[l.Name]))
+			out = append(out, renewStep(l, r.in.Memory.Lanes[l.Name]))
 			mem := r.plan.Next.Lanes[l.Name]
 			mem.Renewed = v == health.Suspect || v == health.Down
 			r.plan.Next.Lanes[l.Name] = mem
@@ -161,10 +175,17 @@ func (r *repair) renew() {
 			due = p.Handshake.IsZero() || age < 0 || age >= r.in.Config.Repair.Readd || mem.Cut
 		}
 		if due {
-			r.plan.add(renewStep(l, mem))
+			out = append(out, renewStep(l, mem))
 			r.waits[l.Name] = true
 		}
 	}
+	return out
+}
+
+// tooEarly says whether a lane's turn comes after the renewals.
+func (r *repair) tooEarly(lane string) bool {
+	l, _ := r.in.lane(lane)
+	return r.early && (l.Renewed || r.waits[lane])
 }
 
 func renewStep(l LaneView, mem LaneMemory) Step {
@@ -243,7 +264,7 @@ func (r *repair) trustUplink(downs []LaneView) bool {
 func (r *repair) lend() {
 	for _, home := range r.in.Config.Lanes {
 		at, placed := r.where[home.Name]
-		if !placed || at == home.Name && r.judged[home.Name] != health.Down || r.waits[at] {
+		if !placed || at == home.Name && r.judged[home.Name] != health.Down || r.waits[at] || r.tooEarly(at) || r.tooEarly(home.Name) {
 			continue
 		}
 		if at != "" && r.judged[at] != health.Down || at == "" && r.judged[home.Name] != health.Down || at == "direct" {
@@ -279,7 +300,7 @@ func (r *repair) lender(home string) string {
 	var options []option
 	for _, l := range r.in.Lanes {
 		ok := r.judged[l.Name] == health.Up || r.judged[l.Name] == health.Loaded
-		if l.Name == home && !ok || !ok {
+		if !ok || r.tooEarly(l.Name) {
 			continue
 		}
 		o := option{name: l.Name, loss: r.plan.Next.Lanes[l.Name].Loss, rtt: r.plan.Next.Lanes[l.Name].RTT}
@@ -303,7 +324,7 @@ func (r *repair) goHome() {
 	for _, home := range r.in.Config.Lanes {
 		at, placed := r.where[home.Name]
 		v := r.judged[home.Name]
-		if !placed || at == home.Name || at == "direct" || v != health.Up && v != health.Loaded {
+		if !placed || at == home.Name || at == "direct" || v != health.Up && v != health.Loaded || r.tooEarly(home.Name) {
 			continue
 		}
 		reason := "the lane passes again"

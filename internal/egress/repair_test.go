@@ -263,6 +263,9 @@ func TestPlanRepairHolds(t *testing.T) {
 		for i := range in.Lanes {
 			if rapid.Bool().Draw(rt, "silent") {
 				in.silence(rapid.IntRange(0, 2).Draw(rt, "misses"), i+1)
+				if rapid.Bool().Draw(rt, "old handshake") {
+					in.Lanes[i].Device.Peers[0].Handshake = noon.Add(-time.Hour)
+				}
 			}
 		}
 		for _, n := range rapid.SliceOfN(rapid.IntRange(1, 9), 0, 4).Draw(rt, "quarantined") {
@@ -335,7 +338,18 @@ func live(t *rapid.T, in Input, truth map[string]bool, anyUp bool) {
 			if l, _ := in.lane(s.To); !l.Round.Pass && !slices.ContainsFunc(in.Swaps, func(o SwapOutcome) bool { return o.Lane == s.To && o.OK }) {
 				t.Fatalf("class %s lent to %s, which is down", s.Class, s.To)
 			}
-		case StepQuarantine, StepReturn, StepRenew, StepTest, StepPublish, StepUnknown:
+		case StepRenew:
+			for i := range in.Lanes {
+				if in.Lanes[i].Name != s.Lane {
+					continue
+				}
+				in.Lanes[i].Renewed = true
+				if truth[in.Lanes[i].Endpoint] { // one lost initiation, no more
+					in.Lanes[i].Round = &Round{Sent: 2, Got: 2, Pass: true}
+					anyUp = true
+				}
+			}
+		case StepQuarantine, StepReturn, StepTest, StepPublish, StepUnknown:
 		}
 	}
 	t.Fatal("the run did not come to an end")

@@ -18,7 +18,7 @@ func (e *Env) Rebalance(ctx context.Context, dryRun bool) (Outcome, error) {
 		return Outcome{}, err
 	}
 	if !dryRun {
-		if err := p.recoverIntents(ctx); err != nil {
+		if err := p.recoverIntents(ctx, false); err != nil {
 			return Outcome{}, err
 		}
 	}

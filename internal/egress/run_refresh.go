@@ -27,11 +27,6 @@ func (e *Env) Refresh(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 	if err := p.loadState(false); err != nil {
 		return Outcome{}, err
 	}
-	work, err := p.workdir(dryRun)
-	if err != nil {
-		return Outcome{}, err
-	}
-	defer os.RemoveAll(work)
 	if !dryRun {
 		if err := p.sequence(ctx); err != nil {
 			return Outcome{}, err
@@ -42,6 +37,11 @@ func (e *Env) Refresh(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 		}
 		defer lock.Unlock() //nolint:errcheck // the process ends next
 	}
+	work, err := p.workdir(dryRun)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer os.RemoveAll(work)
 	p.observeLanes(ctx)
 	if err := p.fetch(ctx, work); err != nil {
 		return p.refreshEnds(ctx, dryRun, err)
@@ -64,7 +64,8 @@ func (e *Env) Refresh(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 }
 
 // workdir is where the sources put profiles: beside the pools, or for a dry run in the
-// system's place for temporary files.
+// system's place for temporary files. The lock "pool" is held, so that any other one beside
+// the pools is of a run that was killed; there are keys in it.
 func (p *pass) workdir(dryRun bool) (string, error) {
 	if dryRun {
 		return os.MkdirTemp("", "shunt-refresh-")
@@ -73,10 +74,8 @@ func (p *pass) workdir(dryRun bool) (string, error) {
 		return "", fmt.Errorf("pools: %w", err)
 	}
 	old, _ := filepath.Glob(filepath.Join(p.PoolDir(), ".fetch-*"))
-	for _, d := range old { // of runs that were killed
-		if fi, err := os.Stat(d); err == nil && p.in.Now.Sub(fi.ModTime()) > 24*time.Hour {
-			_ = os.RemoveAll(d)
-		}
+	for _, d := range old {
+		_ = os.RemoveAll(d)
 	}
 	return os.MkdirTemp(p.PoolDir(), ".fetch-")
 }

@@ -27,7 +27,7 @@ func (e *Env) Repair(ctx context.Context, dryRun bool) (Outcome, error) {
 		return Outcome{}, err
 	}
 	if !dryRun {
-		if err := p.recoverIntents(ctx); err != nil {
+		if err := p.recoverIntents(ctx, true); err != nil {
 			p.out.Partial = errors.Join(p.out.Partial, err)
 		}
 	}
@@ -36,6 +36,10 @@ func (e *Env) Repair(ctx context.Context, dryRun bool) (Outcome, error) {
 	}
 	p.lookAtLanes(ctx)
 	p.plan = PlanRepair(p.in)
+	p.noteVerdicts()
+	if !dryRun {
+		p.loans(ctx)
+	}
 	if needsPools(p.plan) {
 		p.loadPools()
 		p.plan = PlanRepair(p.in)
@@ -45,7 +49,6 @@ func (e *Env) Repair(ctx context.Context, dryRun bool) (Outcome, error) {
 		p.out.Input, p.out.Plan = p.in, p.plan
 		return p.out, nil
 	}
-	p.noteVerdicts()
 	err = p.apply(ctx, func() Plan { return PlanRepair(p.in) })
 	err = errors.Join(err, p.calm(ctx))
 	out, ferr := p.finish(ctx)
@@ -63,6 +66,22 @@ func (p *pass) calm(ctx context.Context) error {
 		}
 	}
 	return p.setMode(context.WithoutCancel(ctx), state.ModeNormal, "every lane passes", nil, state.ModeSlotRepair)
+}
+
+// loans serves users first: classes move before a pool is read or a byte is written to
+// the disk. A dead lane's replacement can wait that long, its users need not.
+func (p *pass) loans(ctx context.Context) {
+	for range maxSteps {
+		steps := p.ready()
+		if len(steps) == 0 || steps[0].Kind != StepLend && steps[0].Kind != StepReturn || ctx.Err() != nil {
+			return
+		}
+		if err := p.execute(ctx, steps); err != nil {
+			p.out.Partial = errors.Join(p.out.Partial, err)
+			p.event(journal.Event{Kind: "failed", Object: steps[0].Class, Reason: err.Error()})
+		}
+		p.plan = PlanRepair(p.in)
+	}
 }
 
 func needsPools(plan Plan) bool {
@@ -127,7 +146,7 @@ func (p *pass) noteVerdicts() {
 // apply carries the plan out, step by step; after each step the plan is made again with
 // what the step showed.
 func (p *pass) apply(ctx context.Context, replan func() Plan) error {
-	if p.plan.Changes() || unplaced(&p.in) {
+	if unplaced(&p.in) {
 		if err := p.sequence(ctx); err != nil {
 			return err
 		}
@@ -141,6 +160,9 @@ func (p *pass) apply(ctx context.Context, replan func() Plan) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		if err := p.opened(ctx, steps[0]); err != nil {
+			return err
+		}
 		if err := p.execute(ctx, steps); err != nil {
 			p.out.Partial = errors.Join(p.out.Partial, err)
 			p.event(journal.Event{Kind: "failed", Object: steps[0].Lane + steps[0].Class, Reason: err.Error()})
@@ -149,6 +171,15 @@ func (p *pass) apply(ctx context.Context, replan func() Plan) error {
 		p.watch()
 	}
 	return fmt.Errorf("%s: the plan did not come to an end in %d steps", p.in.Command, maxSteps)
+}
+
+// opened gives the run its place in the sequence, and the journal what happened so far,
+// before the first step that is not only a move of users.
+func (p *pass) opened(ctx context.Context, s Step) error {
+	if s.Kind == StepLend || s.Kind == StepReturn {
+		return nil
+	}
+	return errors.Join(p.sequence(ctx), p.flushEvents(ctx))
 }
 
 // ready is the next step that was not carried out yet; neighbouring moves of classes come
@@ -271,7 +302,7 @@ func (p *pass) move(ctx context.Context, steps []Step) error {
 		}
 		p.event(journal.Event{Kind: string(s.Kind), Object: s.Class, From: s.From, To: s.To, Reason: s.Reason, Figures: fig})
 	}
-	return errors.Join(errs, p.flushEvents(ctx))
+	return errs // the journal follows: its disk must not come before users
 }
 
 // renew adds a lane's peer anew and looks again.

@@ -113,7 +113,7 @@ func (p *pass) swap(ctx context.Context, s Step) error {
 		it.FromPath = p.Installed(s.Lane)
 	}
 	if p.in.Command == "repair" && it.FailedAt == 0 {
-		it.FailedAt = p.recordedAt(s) // an earlier run recorded the failure and found nothing
+		it.FailedAt = p.recordedAt(s) // counted then: the intent names no count
 	}
 	it.To, it.ToPath, it.ToPair = s.To, s.Path, s.Pair
 	if err := p.writeIntent(ctx, it); err != nil {
@@ -147,6 +147,9 @@ func (p *pass) swap(ctx context.Context, s Step) error {
 	}
 	return errors.Join(err, p.flushEvents(ctx))
 }
+
+// strictCheck begins the reasons of endpoints that failed on the lane.
+const strictCheck = "strict check: "
 
 // swapAndCheck returns the reason why the endpoint did not pass. An error means that the
 // lane could not be put back: the intent stays for the next run.
@@ -197,15 +200,15 @@ func (p *pass) strict(ctx context.Context, l Lane) string {
 	c := p.Config.Check
 	r := p.Prober.Round(ctx, l, c, c.StrictCount, c.StrictCount)
 	if r.Got < c.StrictCount {
-		return fmt.Sprintf("strict check: %d of %d pings lost", c.StrictCount-r.Got, c.StrictCount)
+		return fmt.Sprintf(strictCheck+"%d of %d pings lost", c.StrictCount-r.Got, c.StrictCount)
 	}
 	d, err := p.Devices.Observe(ctx, l)
 	if err != nil {
-		return "strict check: " + err.Error()
+		return err.Error()
 	}
 	peer, ok := d.Active()
 	if age := p.Now().Sub(peer.Handshake); !ok || peer.Handshake.IsZero() || age > c.MaxHandshake {
-		return "strict check: no young handshake"
+		return strictCheck + "no young handshake"
 	}
 	if !c.FullSize && len(c.TLS) == 0 {
 		return ""
@@ -213,24 +216,26 @@ func (p *pass) strict(ctx context.Context, l Lane) string {
 	deep := p.Prober.Deep(ctx, l, c)
 	s := sample(LaneView{Device: d, Round: &r, Deep: &deep}, p.Now())
 	switch {
-	case !s.FullSize && !s.TLS:
-		return "strict check: data is choked"
+	case !s.FullSize && !s.TLS && !s.HalfSize:
+		return strictCheck + "data stops (choked)"
 	case !s.FullSize:
-		return "strict check: a full-size packet does not pass (mtu)"
+		return strictCheck + "a full-size packet does not pass (mtu)"
 	case !s.TLS:
-		return "strict check: no TLS target completes"
+		return strictCheck + "no TLS target completes (no_data)"
 	}
 	return ""
 }
 
-// recordedAt is when an earlier run quarantined the endpoint that is now replaced.
-func (p *pass) recordedAt(s Step) int64 {
-	for _, q := range p.in.Quarantine {
+// recordedAt is when the endpoint that is now replaced was quarantined, by an earlier run or
+// by this one before a candidate that did not pass. The last record counts.
+func (p *pass) recordedAt(s Step) (at int64) {
+	rows, _ := p.State.QuarantineUnion()
+	for _, q := range rows {
 		if q.Endpoint == s.From && q.Slot == s.Lane && q.Replacement == "" {
-			return q.FailedAt.Unix()
+			at = q.FailedAt.Unix()
 		}
 	}
-	return 0
+	return at
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -51,7 +51,8 @@ type Round struct {
 // Deep is the slower rungs of the ladder: TLS to unrelated targets and a full-size packet.
 type Deep struct {
 	TLS      []TLSResult   `json:"tls,omitempty"`
-	FullSize bool          `json:"full_size"` // a packet of the lane's MTU came back; true when not asked for
+	FullSize bool          `json:"full_size"`           // a packet of the lane's MTU came back; true when not asked for
+	HalfSize bool          `json:"half_size,omitempty"` // one of half the size came back; tried when the full-size one did not
 	Took     time.Duration `json:"took"`
 }
 

@@ -26,8 +26,8 @@ const (
 	ReasonNoPeer   Reason = "no_peer"   // no peer carries traffic
 	ReasonSilent   Reason = "silent"    // bound pings were not answered
 	ReasonNoData   Reason = "no_data"   // pings pass, TLS to no target completes
-	ReasonMTU      Reason = "mtu"       // small packets pass, a full-size one does not
-	ReasonChoked   Reason = "choked"    // small packets pass, neither TLS nor a full-size packet does
+	ReasonMTU      Reason = "mtu"       // smaller packets pass, a full-size one does not
+	ReasonChoked   Reason = "choked"    // small packets pass, neither TLS nor a packet of half the size does
 )
 
 // VetoBytes is how much must arrive during a failed ping round for it not to count:
@@ -43,6 +43,7 @@ type Sample struct {
 	Deep      bool  // the deeper rungs were tried
 	TLS       bool  // at least one TLS target completed, or none is configured
 	FullSize  bool  // a full-size packet came back, or is not asked for
+	HalfSize  bool  // one of half the size did; looked at where the full-size one did not
 	Handshake time.Duration
 }
 
@@ -129,7 +130,7 @@ func rung(s Sample) Reason {
 
 func deepRung(s Sample) Reason {
 	switch {
-	case !s.TLS && !s.FullSize:
+	case !s.TLS && !s.FullSize && !s.HalfSize: // a small path stops TLS as well: its packets are large
 		return ReasonChoked
 	case !s.FullSize:
 		return ReasonMTU
@@ -142,5 +143,6 @@ func deepRung(s Sample) Reason {
 // DeepDue says whether the deeper rungs are to be tried now: while they fail, each round.
 func DeepDue(m Memory, last, now time.Time, every time.Duration) bool {
 	since := now.Sub(last)
-	return m.DeepMisses > 0 || m.Down || last.IsZero() || since >= every || since < 0
+	// A timer comes a hair early now and then, and the next round would be late.
+	return m.DeepMisses > 0 || m.Down || last.IsZero() || since >= every-every/10 || since < 0
 }

@@ -25,6 +25,8 @@ func TestJudge(t *testing.T) {
 		s.Deep, s.TLS, s.FullSize = true, tls, full
 		return s
 	}
+	half := deep(false, false)
+	half.HalfSize = true
 	gone := good()
 	gone.Device = false
 	tests := map[string]struct {
@@ -39,6 +41,7 @@ func TestJudge(t *testing.T) {
 		"a busy round between breaks a row":  {[]Sample{silent, busy, silent}, []Verdict{Suspect, Loaded, Suspect}, ReasonSilent},
 		"a keepalive proves nothing":         {[]Sample{keepalive, keepalive}, []Verdict{Suspect, Down}, ReasonSilent},
 		"interface gone":                     {[]Sample{gone, gone}, []Verdict{Suspect, Down}, ReasonNoDevice},
+		"a path too small for TLS as well":   {[]Sample{half, half}, []Verdict{Suspect, Down}, ReasonMTU},
 		"data choked":                        {[]Sample{deep(false, false), deep(false, false)}, []Verdict{Suspect, Down}, ReasonChoked},
 		"full size lost":                     {[]Sample{deep(true, false), deep(true, false)}, []Verdict{Suspect, Down}, ReasonMTU},
 		"no tls":                             {[]Sample{deep(false, true), deep(false, true)}, []Verdict{Suspect, Down}, ReasonNoData},
@@ -115,6 +118,8 @@ func TestDeepDue(t *testing.T) {
 		"never done":              {Memory{}, time.Time{}, true},
 		"just done":               {Memory{}, now.Add(-time.Second), false},
 		"long ago":                {Memory{}, now.Add(-5 * time.Second), true},
+		"a hair too early":        {Memory{}, now.Add(-4990 * time.Millisecond), true},
+		"a round too early":       {Memory{}, now.Add(-4 * time.Second), false},
 		"failed last time":        {Memory{DeepMisses: 1}, now, true},
 		"the clock went back":     {Memory{}, now.AddDate(2, 0, 0), true},
 		"a down lane wants proof": {Memory{Down: true}, now, true},

@@ -205,7 +205,7 @@ func (j *job) apply(ctx context.Context) error {
 		if err := j.link.dropAddrs(ctx, addrs); err != nil {
 			return err
 		}
-		return j.link.setMTU(p.MTU)
+		return j.link.setMTU(ctx, p.MTU)
 	}
 	return nil
 }
@@ -235,6 +235,7 @@ func (j *job) answered(ctx context.Context) error {
 		if err := c.set(ctx, again); err != nil {
 			return err
 		}
+		run.Point(ctx, "lane.peer-added")
 	}
 	if err := j.d.awaitHandshake(ctx, c, j.t.server, again); err != nil {
 		return fmt.Errorf("endpoint %s: %w", j.t.endpoint, err)

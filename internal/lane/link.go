@@ -179,7 +179,7 @@ func heldAddrs(stale []netlink.Addr, keep []netip.Prefix) []netlink.Addr {
 }
 
 // setMTU sets the MTU in bytes where it differs; 0 leaves it.
-func (k *link) setMTU(mtu int) error {
+func (k *link) setMTU(ctx context.Context, mtu int) error {
 	if mtu == 0 || mtu == k.mtu {
 		return nil
 	}
@@ -187,10 +187,11 @@ func (k *link) setMTU(mtu int) error {
 		return fmt.Errorf("interface %s: mtu %d: %w", k.name, mtu, err)
 	}
 	k.mtu = mtu
+	run.Point(ctx, "lane.mtu")
 	return nil
 }
 
-func (k *link) setUp() error {
+func (k *link) setUp(ctx context.Context) error {
 	if k.up {
 		return nil
 	}
@@ -198,5 +199,6 @@ func (k *link) setUp() error {
 		return fmt.Errorf("interface %s: up: %w", k.name, err)
 	}
 	k.up = true
+	run.Point(ctx, "lane.up")
 	return nil
 }

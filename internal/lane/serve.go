@@ -131,7 +131,7 @@ func begin(ctx context.Context, o ServeOptions, dev *device.Device) error {
 	if err != nil {
 		return err
 	}
-	if err := k.setUp(); err != nil {
+	if err := k.setUp(ctx); err != nil {
 		return err
 	}
 	if err := dev.Up(); err != nil {

@@ -41,12 +41,12 @@ func (d *Devices) settle(ctx context.Context, c *control, k *link, dev *wgtypes.
 	if err := k.dropAddrs(ctx, addrs); err != nil {
 		return err
 	}
-	if err := k.setMTU(t.mtu); err != nil {
+	if err := k.setMTU(ctx, t.mtu); err != nil {
 		return err
 	}
 	// A peer begins no handshake while the link is down, so the keepalive that starts it
 	// is taken back only after that.
-	if err := k.setUp(); err != nil {
+	if err := k.setUp(ctx); err != nil {
 		return err
 	}
 	if fresh {

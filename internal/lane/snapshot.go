@@ -64,7 +64,7 @@ func (s snapshot) restore(ctx context.Context, c *control, k *link) error {
 	if errAddrs == nil {
 		errAddrs = k.dropAddrs(ctx, s.addrs)
 	}
-	err := errors.Join(errAddrs, errPeers, k.setMTU(s.mtu))
+	err := errors.Join(errAddrs, errPeers, k.setMTU(ctx, s.mtu))
 	run.Point(ctx, "lane.restored")
 	return err
 }

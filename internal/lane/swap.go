@@ -40,7 +40,7 @@ func (d *Devices) swapDevice(ctx context.Context, name string, t target) (egress
 	if err != nil {
 		return egress.SwapReport{}, err
 	}
-	if err := k.setUp(); err != nil {
+	if err := k.setUp(ctx); err != nil {
 		return egress.SwapReport{}, err
 	}
 	snap := snapshot{dev: dev, addrs: slices.Clone(k.addrs), mtu: k.mtu}
@@ -132,7 +132,7 @@ func (d *Devices) move(ctx context.Context, c *control, k *link, snap snapshot, 
 		}
 	}
 	if t.mtu < k.mtu { // before packets that the new path could not carry
-		if err := k.setMTU(t.mtu); err != nil {
+		if err := k.setMTU(ctx, t.mtu); err != nil {
 			return err
 		}
 	}
@@ -140,7 +140,7 @@ func (d *Devices) move(ctx context.Context, c *control, k *link, snap snapshot, 
 		return err
 	}
 	run.Point(ctx, "lane.peer-moved")
-	if err := k.setMTU(t.mtu); err != nil {
+	if err := k.setMTU(ctx, t.mtu); err != nil {
 		return err
 	}
 	// UpdateOnly says nothing when the peer is gone: a device that began anew meanwhile
@@ -195,7 +195,7 @@ func (d *Devices) inPlace(ctx context.Context, c *control, k *link, snap snapsho
 func (d *Devices) replace(ctx context.Context, c *control, k *link, dev *wgtypes.Device, t target) error {
 	addrs := wanted(t.addresses)
 	if t.mtu < k.mtu {
-		if err := k.setMTU(t.mtu); err != nil {
+		if err := k.setMTU(ctx, t.mtu); err != nil {
 			return err
 		}
 	}
@@ -209,6 +209,7 @@ func (d *Devices) replace(ctx context.Context, c *control, k *link, dev *wgtypes
 		if err := c.set(ctx, wgtypes.Config{ReplacePeers: true}); err != nil {
 			return err
 		}
+		run.Point(ctx, "lane.replaced")
 	}
 	cfg, _, _ := t.differences(dev, true)
 	if err := c.set(ctx, cfg); err != nil {
@@ -218,7 +219,7 @@ func (d *Devices) replace(ctx context.Context, c *control, k *link, dev *wgtypes
 	if err := k.dropAddrs(ctx, addrs); err != nil {
 		return err
 	}
-	return k.setMTU(t.mtu)
+	return k.setMTU(ctx, t.mtu)
 }
 
 // calm takes back the keepalive that began the handshake, where the profile has none.
@@ -226,7 +227,11 @@ func (d *Devices) calm(ctx context.Context, c *control, t target) error {
 	if t.keepalive != 0 {
 		return nil
 	}
-	return c.set(ctx, wgtypes.Config{Peers: []wgtypes.PeerConfig{t.calm()}})
+	if err := c.set(ctx, wgtypes.Config{Peers: []wgtypes.PeerConfig{t.calm()}}); err != nil {
+		return err
+	}
+	run.Point(ctx, "lane.settled")
+	return nil
 }
 
 // awaitHandshake waits until the server's peer has completed one. A device repeats a lost
@@ -256,6 +261,7 @@ func (d *Devices) awaitHandshake(ctx context.Context, c *control, server wgtypes
 			if err := c.set(ctx, again); err != nil {
 				return err
 			}
+			run.Point(ctx, "lane.peer-added")
 			wait *= 2
 			next = passed + wait
 		}

@@ -3,6 +3,7 @@ package plane
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -169,7 +170,7 @@ func TestLateAnswersDoNotPinAFlow(t *testing.T) {
 			f.end()
 			lost := 0
 			for seq := after + 2; seq <= f.sent.Load(); seq++ {
-				if f.by[seq] != "vpn2" {
+				if way, _ := w.arrived.Load(fmt.Sprintf("%d/%d", f.id, seq)); way != "vpn2" {
 					lost++
 				}
 			}
@@ -256,6 +257,63 @@ func TestSegmentSizeIsClampedBothWays(t *testing.T) {
 			}
 			if syn != tt.syn || synack != tt.synack {
 				t.Errorf("SYN %d, SYN-ACK %d; want %d, %d", syn, synack, tt.syn, tt.synack)
+			}
+		})
+	}
+}
+
+// A server that goes on sending by the lane that was left makes the router itself answer it
+// (the lane's address is the router's). Such answers leave by the lane and never by the uplink,
+// which would show there whom the user talked to. Without the chain output they do leave so.
+func TestRouterAnswersLateSegmentsByTheirLane(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		t.Run(fmt.Sprintf("chain output flushed %v", broken), func(t *testing.T) {
+			w, p, c := newWorld(t), newPlane(t), config()
+			w.accept("vpn2", far4+":80", 0)
+			var l net.Listener
+			w.in("vpn1", func() {
+				var err error
+				l, err = net.Listen("tcp", far4+":80")
+				must(w.tb, err)
+			})
+			defer func() { _ = l.Close() }()
+			ensure(t, p, c, home(c))
+			if broken {
+				w.nft("flush chain inet shunt_egress output")
+			}
+			conns := make([]net.Conn, 5)
+			for i := range conns {
+				user, err := w.dial("user", "tcp", far4+":80", 32)
+				must(t, err)
+				defer func() { _ = user.Close() }()
+				conns[i], err = l.Accept()
+				must(t, err)
+				defer func() { _ = conns[i].Close() }()
+			}
+			uplink, lane := w.sniff("wan0"), w.sniff("vpn1")
+			must(t, p.Move(t.Context(), c, map[string]string{"egress1": "egress2"}))
+			n, err := p.Flush(t.Context(), c, "egress1", "egress1")
+			if n != len(conns) || err != nil {
+				t.Errorf("flush: %d, %v", n, err)
+			}
+			for _, conn := range conns {
+				_, _ = fmt.Fprint(conn, "late")
+				if broken {
+					continue
+				}
+				_ = conn.SetReadDeadline(time.Now().Add(2 * time.Second))
+				if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+					t.Errorf("the server learns %v, want a reset", err)
+				}
+			}
+			resets := func(list []packet) []packet {
+				return slices.DeleteFunc(toFar(list), func(q packet) bool { return !q.rst })
+			}
+			if got := resets(uplink()); (len(got) > 0) != broken {
+				t.Errorf("by the uplink: %s", some(got))
+			}
+			if got := resets(lane()); (len(got) > 0) == broken {
+				t.Errorf("by the lane: %s", some(got))
 			}
 		})
 	}

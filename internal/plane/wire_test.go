@@ -34,6 +34,7 @@ func (w *world) serve(name string, addrs ...string) {
 				if err != nil {
 					return
 				}
+				w.arrived.Store(string(buf[:n]), name)
 				host, _, _ := net.SplitHostPort(from.String())
 				_, _ = pc.WriteTo(fmt.Appendf(nil, "%s %s %s", buf[:n], name, host), from)
 			}
@@ -76,6 +77,7 @@ func errOr(err error, other *error) error {
 
 // flow is one UDP flow of a user that counts up, one packet per millisecond.
 type flow struct {
+	id   int64
 	conn net.Conn
 	sent atomic.Int64
 	mu   sync.Mutex
@@ -89,7 +91,7 @@ func (w *world) flow(host string, d egress.DSCP) *flow {
 	w.tb.Helper()
 	conn, err := w.dial("user", "udp", net.JoinHostPort(host, fmt.Sprint(echoPort)), d)
 	must(w.tb, err)
-	f := &flow{conn: conn, by: map[int64]string{}, from: map[string]string{}, stop: make(chan struct{})}
+	f := &flow{id: w.flows.Add(1), conn: conn, by: map[int64]string{}, from: map[string]string{}, stop: make(chan struct{})}
 	f.done.Add(2)
 	go func() {
 		defer f.done.Done()
@@ -100,7 +102,7 @@ func (w *world) flow(host string, d egress.DSCP) *flow {
 			case <-f.stop:
 				return
 			case <-tick.C:
-				_, _ = fmt.Fprintf(conn, "%d", f.sent.Add(1))
+				_, _ = fmt.Fprintf(conn, "%d/%d", f.id, f.sent.Add(1))
 			}
 		}
 	}()
@@ -115,9 +117,9 @@ func (w *world) flow(host string, d egress.DSCP) *flow {
 			if err != nil {
 				continue // an ICMP error on the way
 			}
-			var seq int64
+			var id, seq int64
 			var name, from string
-			if _, err = fmt.Sscan(string(buf[:n]), &seq, &name, &from); err == nil {
+			if _, err = fmt.Sscanf(string(buf[:n]), "%d/%d %s %s", &id, &seq, &name, &from); err == nil {
 				f.mu.Lock()
 				f.by[seq], f.from[name] = name, from
 				f.mu.Unlock()
@@ -150,19 +152,32 @@ func (f *flow) end() {
 	f.done.Wait()
 }
 
-// runs tells the answers' ways as stretches of numbers, and how many were lost.
-func (f *flow) ways() (ways []string, lost int) {
+// ways tells by which ways the packets of a flow arrived, one after another, and the numbers
+// of those that arrived nowhere.
+func (w *world) ways(f *flow) (ways []string, lost []int64) {
 	for i := int64(1); i <= f.sent.Load(); i++ {
-		name, ok := f.by[i]
+		name, ok := w.arrived.Load(fmt.Sprintf("%d/%d", f.id, i))
 		if !ok {
-			lost++
+			lost = append(lost, i)
 			continue
 		}
 		if len(ways) == 0 || ways[len(ways)-1] != name {
-			ways = append(ways, name)
+			ways = append(ways, name.(string))
 		}
 	}
 	return ways, lost
+}
+
+// unanswered are the numbers of the packets that nobody answered.
+func (f *flow) unanswered() (out []int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := int64(1); i <= f.sent.Load(); i++ {
+		if _, ok := f.by[i]; !ok {
+			out = append(out, i)
+		}
+	}
+	return out
 }
 
 // ask sends one packet from a new socket and returns the way that answered and the sender
@@ -192,7 +207,9 @@ type packet struct {
 	proto    byte
 	dscp     egress.DSCP
 	syn, ack bool
+	rst      bool
 	mss      int
+	icmp     byte // type
 }
 
 // sniff records the IP packets that arrive at eth0 of a namespace; the function that it
@@ -249,19 +266,26 @@ func parse(b []byte) (p packet, ok bool) {
 		return p, false
 	}
 	if p.proto == unix.IPPROTO_TCP && len(rest) >= 20 {
-		p.syn, p.ack = rest[13]&2 != 0, rest[13]&16 != 0
+		p.syn, p.ack, p.rst = rest[13]&2 != 0, rest[13]&16 != 0, rest[13]&4 != 0
 		for o := rest[20 : int(rest[12]>>4)*4]; len(o) >= 4 && o[0] > 1; o = o[max(2, int(o[1])):] {
 			if o[0] == 2 {
 				p.mss = int(binary.BigEndian.Uint16(o[2:]))
 			}
 		}
 	}
+	if p.proto == unix.IPPROTO_ICMPV6 && len(rest) > 0 {
+		p.icmp = rest[0]
+	}
 	return p, true
 }
 
-// toFar are the packets to the far host.
+// toFar are the packets to the far host. Neighbour discovery is not for the far host: it asks
+// for the link address of one that has the same address on this link.
 func toFar(list []packet) (out []packet) {
 	for _, p := range list {
+		if p.proto == unix.IPPROTO_ICMPV6 && p.icmp >= 133 && p.icmp <= 137 {
+			continue
+		}
 		if slices.Contains([]string{far4, far6}, p.dst.String()) {
 			out = append(out, p)
 		}

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +32,9 @@ type world struct {
 	tb     testing.TB
 	router netns.NsHandle
 	ns     map[string]netns.NsHandle
+
+	flows   atomic.Int64
+	arrived sync.Map // "flow/number" -> way by which it came
 }
 
 // newWorld moves the calling goroutine into a new router for good: its thread ends with it.

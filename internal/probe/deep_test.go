@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -101,14 +102,22 @@ func TestFullSize(t *testing.T) {
 		prepare func(*world)
 		want    bool
 		least   time.Duration
+		lossy   bool // small packets are lost as well
+		half    bool // a packet of half the size comes back instead
 	}{
 		{name: "the path holds the interface's MTU", far: 1420, ask: true, want: true},
 		{name: "the path holds it over IPv6", far: 1420, ask: true, v6: true, want: true},
-		{name: "a smaller MTU on the path", far: 1300, ask: true, least: 2 * fullWait},
-		{name: "a smaller MTU on the path over IPv6", far: 1300, ask: true, v6: true, least: 2 * fullWait},
+		{name: "a smaller MTU on the path", far: 1300, ask: true, least: (fullTries-1)*fullGap + fullWait, half: true},
+		{name: "a smaller MTU on the path over IPv6", far: 1300, ask: true, v6: true, least: (fullTries-1)*fullGap + fullWait, half: true},
+		{name: "a choke", far: 1420, ask: true, least: 2 * ((fullTries-1)*fullGap + fullWait), prepare: func(w *world) {
+			w.drop("meta length > 200")
+		}},
 		{name: "a smaller MTU that nobody asked for", far: 1300, want: true},
-		{name: "the first of two is lost", far: 1420, ask: true, want: true, least: fullWait, prepare: func(w *world) {
+		{name: "the first one is lost", far: 1420, ask: true, want: true, least: fullGap, lossy: true, prepare: func(w *world) {
 			w.drop("meta l4proto icmp icmp sequence 0")
+		}},
+		{name: "all but the last are lost", far: 1420, ask: true, want: true, least: (fullTries - 1) * fullGap, lossy: true, prepare: func(w *world) {
+			w.drop(fmt.Sprintf("meta l4proto icmp icmp sequence < %d", fullTries-1))
 		}},
 		{name: "the interface is gone", far: 1420, ask: true, prepare: func(w *world) { must(w.t, netlink.LinkDel(w.link)) }},
 	}
@@ -125,12 +134,12 @@ func TestFullSize(t *testing.T) {
 			if c.v6 {
 				conf.Targets = []netip.Addr{w.v6}
 			}
-			if r := New(Options{}).Round(t.Context(), egress.Lane{Interface: w.name}, egress.CheckConfig{Targets: conf.Targets, Wait: time.Second}, 1, 1); c.name != "the interface is gone" && c.least != fullWait && !r.Pass {
+			if r := New(Options{}).Round(t.Context(), egress.Lane{Interface: w.name}, egress.CheckConfig{Targets: conf.Targets, Wait: time.Second}, 1, 1); c.name != "the interface is gone" && !c.lossy && !r.Pass {
 				t.Fatalf("small packets do not pass: %+v", r)
 			}
 			d := New(Options{}).Deep(t.Context(), egress.Lane{Interface: w.name}, conf)
-			if d.FullSize != c.want || len(d.TLS) != 0 {
-				t.Errorf("%+v, want full size %v", d, c.want)
+			if d.FullSize != c.want || d.HalfSize != c.half || len(d.TLS) != 0 {
+				t.Errorf("%+v, want full size %v, half size %v", d, c.want, c.half)
 			}
 			if d.Took < c.least || d.Took > c.least+900*time.Millisecond {
 				t.Errorf("took %s, want about %s", d.Took, c.least)

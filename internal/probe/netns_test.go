@@ -102,7 +102,13 @@ func newWorld(t *testing.T, name string, n int) *world {
 		return near.Attrs().OperState == netlink.OperUp && peer.Attrs().OperState == netlink.OperUp
 	})
 	w.route(w.host.String()+"/32", 0)
-	// What was lost before is asked for again only after a second, so it is not asked earlier.
+	// A neighbour that was asked for too early is asked for again only after a second.
+	for _, ip := range []netip.Addr{w.gate, w.v6} {
+		must(t, netlink.NeighSet(neighbour(w.link, ip, peer)))
+	}
+	for _, ip := range []string{fmt.Sprintf("10.77.%d.1", n), fmt.Sprintf("fd77:%x::1", n)} {
+		must(t, w.far.NeighSet(neighbour(peer, netip.MustParseAddr(ip), w.link)))
+	}
 	eventually(t, "both families answer", func() bool {
 		v := volley{iface: name, targets: []netip.Addr{w.host, w.v6}, n: 2, need: 2, wait: 50 * time.Millisecond, payload: ordinaryPayload}
 		return ping(t.Context(), v).pass
@@ -116,6 +122,10 @@ func noDAD(t *testing.T) {
 	for _, which := range []string{"all", "default"} {
 		must(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0o644))
 	}
+}
+
+func neighbour(on netlink.Link, ip netip.Addr, of netlink.Link) *netlink.Neigh {
+	return &netlink.Neigh{LinkIndex: on.Attrs().Index, State: netlink.NUD_PERMANENT, IP: ip.AsSlice(), HardwareAddr: of.Attrs().HardwareAddr}
 }
 
 func address(t *testing.T, add func(netlink.Link, *netlink.Addr) error, l netlink.Link, list ...string) {

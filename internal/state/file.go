@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/google/renameio/v2"
 
@@ -19,8 +20,18 @@ import (
 // WriteFile replaces the file at path: temporary file in the same folder, fsync, rename,
 // fsync of the folder. A reader sees the old content or the new one, also after a crash.
 // The point "file.written" follows.
+//
+// Temporary files that killed writers of the same file left are taken away once they are a
+// minute old, which no writer takes: there may be keys in them.
 func WriteFile(ctx context.Context, path string, data []byte, perm os.FileMode) error {
-	return replaceFile(ctx, path, data, perm, nil)
+	if err := replaceFile(ctx, path, data, perm, nil); err != nil {
+		return err
+	}
+	path = throughLinks(path)
+	if fi, err := os.Stat(path); err == nil {
+		sweepTemp(path, fi.ModTime().Add(-time.Minute))
+	}
+	return nil
 }
 
 func replaceFile(ctx context.Context, path string, data []byte, perm os.FileMode, like fs.FileInfo) error {
@@ -61,16 +72,20 @@ func throughLinks(path string) string {
 	return path
 }
 
-// sweepTemp removes what killed writers of the file left behind. Only for the holder of
-// the lock under which the file is written.
-func sweepTemp(path string) {
+// sweepTemp removes what killed writers of the file left behind: temporary files last
+// written before a time. A zero time means all, and is only for the holder of the lock
+// under which the file is written.
+func sweepTemp(path string, before time.Time) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
 		return
 	}
 	for _, e := range entries {
 		digits, ok := strings.CutPrefix(e.Name(), "."+filepath.Base(path))
-		if ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
+		if !ok || digits == "" || strings.Trim(digits, "0123456789") != "" {
+			continue
+		}
+		if fi, err := e.Info(); err == nil && (before.IsZero() || fi.ModTime().Before(before)) {
 			_ = os.Remove(filepath.Join(filepath.Dir(path), e.Name()))
 		}
 	}
@@ -90,7 +105,7 @@ func (d *Dir) saveTo(ctx context.Context, path string, data []byte) error {
 		return err
 	}
 	path = throughLinks(path)
-	sweepTemp(path)
+	sweepTemp(path, time.Time{})
 	perm := os.FileMode(filePerm)
 	fi, err := os.Stat(path)
 	if err == nil {

@@ -32,8 +32,12 @@ type datagram struct {
 	at   time.Time
 }
 
-// pendingDatagrams is how many received datagrams wait for a device before they are dropped.
-const pendingDatagrams = 32
+// How many received datagrams wait for a device before they are dropped: one of a
+// single server, and one that many servers answer.
+const (
+	pendingOne  = 32
+	pendingMany = 256
+)
 
 func newPort(s *socket, quiet bool) *port {
 	return &port{sock: s, quiet: quiet, routes: map[string]*route{}}
@@ -60,6 +64,9 @@ func (p *port) drop(name string) {
 }
 
 func (p *port) deliver(d datagram) {
+	if d.data[0] != typeTransport { // those of data belong to the packet that the device hands on next
+		d.from.received(d)
+	}
 	p.mu.Lock()
 	in := p.in
 	p.mu.Unlock()
@@ -79,12 +86,18 @@ func (p *port) Open(uint16) ([]conn.ReceiveFunc, uint16, error) {
 	if p.in != nil {
 		return nil, 0, conn.ErrBindAlreadyOpen
 	}
-	in, closed := make(chan datagram, pendingDatagrams), make(chan struct{})
+	pending := pendingOne
+	if p.quiet {
+		pending = pendingMany
+	}
+	in, closed := make(chan datagram, pending), make(chan struct{})
 	p.in, p.closed = in, closed
 	receive := func(bufs [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
 		select {
 		case d := <-in:
-			d.from.received(d)
+			if d.data[0] == typeTransport {
+				d.from.received(d)
+			}
 			sizes[0], eps[0] = copy(bufs[0], d.data), d.from
 			return 1, nil
 		case <-closed:
@@ -166,10 +179,11 @@ type route struct {
 	known bool
 
 	mu       sync.Mutex
-	sent     time.Time   // the last initiation
-	answered time.Time   // the last response
-	data     []time.Time // each data message sent
-	got      time.Time   // the last data message received
+	sent     time.Time     // the last initiation
+	answered bool          // a response to it has arrived, though the device may not have looked at it
+	trip     time.Duration // from an initiation to its response
+	data     []time.Time   // each data message sent
+	got      time.Time     // the last data message received
 
 	up     chan time.Duration // time of the handshake, once it is authenticated
 	cookie chan struct{}      // the server is under load and wants its cookie back
@@ -177,7 +191,7 @@ type route struct {
 
 func (r *route) initiating(at time.Time) {
 	r.mu.Lock()
-	r.sent = at
+	r.sent, r.answered = at, false
 	r.mu.Unlock()
 }
 
@@ -192,7 +206,8 @@ func (r *route) received(d datagram) {
 	defer r.mu.Unlock()
 	switch d.data[0] {
 	case typeResponse:
-		r.answered = d.at
+		// The socket knows only the last initiation's index, so the response is to that one.
+		r.trip, r.answered = max(d.at.Sub(r.sent), time.Nanosecond), true
 	case typeTransport:
 		if len(d.data) > keepaliveSize {
 			r.got = d.at
@@ -209,10 +224,10 @@ func (r *route) received(d datagram) {
 // accepted the response.
 func (r *route) established() {
 	r.mu.Lock()
-	took := r.answered.Sub(r.sent)
+	took := r.trip
 	r.mu.Unlock()
 	select {
-	case r.up <- max(took, time.Nanosecond):
+	case r.up <- took:
 	default:
 	}
 }
@@ -232,6 +247,13 @@ func (r *route) gotAt() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.got
+}
+
+// pending says whether the last initiation's response waits for the device to look at it.
+func (r *route) pending() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.answered
 }
 
 // initiatedAt is when the last initiation left.

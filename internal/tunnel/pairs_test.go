@@ -247,7 +247,6 @@ func TestARefusedUnderlayIsAnError(t *testing.T) {
 	}
 }
 
-
 func TestTheUnderlayIsBoundAndMarked(t *testing.T) {
 	_, targets := serve(t, 2, wgtest.Options{})
 	var reasons []string

@@ -13,7 +13,9 @@ import (
 )
 
 const (
-	// retryAfter is when an initiation without an answer is repeated; the protocol's own timer waits 5 s.
+	// retryAfter is when an initiation without an answer is repeated; the protocol's own
+	// timer waits 5 s. From the third try on each wait is twice as long: an answer to a
+	// try that was given up counts no more, so a slower path gets through later.
 	retryAfter = time.Second
 	// sameKeyGap keeps two initiations of one key apart: a server drops the second one
 	// within 20 ms, and one whose timestamp, cut to 17 ms, is not later.
@@ -93,8 +95,7 @@ func (r *round) sift(ctx context.Context, s *subject) (took time.Duration, initi
 }
 
 // handshake begins a handshake and repeats it until it is done, the time is up or ctx
-// ends; it returns the round trip of the try that worked, 0 = none did. The session is
-// forgotten for each new try, not the peer: the peer holds the server's cookie.
+// ends; it returns the round trip of the try that worked, 0 = none did.
 func (r *round) handshake(ctx context.Context, p *device.Peer, rt *route) time.Duration {
 	interval := min(retryAfter, max(r.c.HandshakeTimeout/2, sameKeyGap))
 	end := time.NewTimer(r.c.HandshakeTimeout)
@@ -107,15 +108,28 @@ func (r *round) handshake(ctx context.Context, p *device.Peer, rt *route) time.D
 			turn.Cancel()
 		}
 	}()
+	// On starved cores an answer may wait here for longer than it was on its way; to
+	// begin anew, or to give up, would throw it away. One that is not genuine delays but once.
+	spared := false
+	spare := func(t *time.Timer) bool {
+		if spared || !rt.pending() {
+			return false
+		}
+		spared = true
+		t.Reset(retryAfter)
+		return true
+	}
 	_ = p.SendHandshakeInitiation(false) // an error of sending is a try without an answer
-	for {
+	for tries := 1; ; {
 		select {
 		case took := <-rt.up:
 			return took
-		case <-end.C:
-			return 0
 		case <-ctx.Done():
 			return 0
+		case <-end.C:
+			if !spare(end) {
+				return 0
+			}
 		case <-rt.cookie:
 			if turn == nil {
 				again.Reset(sameKeyGap)
@@ -128,14 +142,21 @@ func (r *round) handshake(ctx context.Context, p *device.Peer, rt *route) time.D
 				}
 			}
 			turn = nil
-			select {
-			case took := <-rt.up:
-				return took
-			default:
+			if spare(again) {
+				continue
 			}
-			p.ExpireCurrentKeypairs()
-			_ = p.SendHandshakeInitiation(true)
+			renew(p)
+			if tries++; tries > 2 {
+				interval *= 2
+			}
 			again.Reset(interval)
 		}
 	}
+}
+
+// renew makes a peer begin a handshake now. The session is forgotten, not the peer: the
+// peer holds the server's cookie.
+func renew(p *device.Peer) {
+	p.ExpireCurrentKeypairs()
+	_ = p.SendHandshakeInitiation(true) // an error of sending is a try without an answer
 }

@@ -49,7 +49,7 @@ const (
 	// tunnel that may be open: a peer costs a tenth of a device.
 	waitersPerTunnel = 4
 	// loneDevice is what a sieve device with one peer weighs, in peers.
-	loneDevice = 4
+	loneDevice = 2
 	// busyEvery is how often each pair under test is asked for.
 	busyEvery = 20 * time.Millisecond
 )

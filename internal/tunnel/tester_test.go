@@ -196,28 +196,32 @@ func TestIPv6OutsideAndInside(t *testing.T) {
 
 func TestTimesAreTheNetworks(t *testing.T) {
 	const rtt = 50 * time.Millisecond
-	_, targets := serve(t, 60, wgtest.Options{RTT: rtt})
+	_, targets := serve(t, 40, wgtest.Options{RTT: rtt})
 	c := config()
-	c.Parallel, c.Rate = 40, 200
-	results, err := run(t, t.Context(), c, targets, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c.Parallel, c.Rate, c.HandshakeTimeout, c.PingTimeout = 20, 100, 10*time.Second, 5*time.Second
 	var over int
-	for _, r := range results {
-		if r.Reason != "" {
-			t.Errorf("%s: %s", r.Path, r.Reason)
+	for range 6 { // other tests want the cores too: one undisturbed run is enough
+		results, err := run(t, t.Context(), c, targets, nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if r.Avg < rtt || r.Handshake < rtt {
-			t.Errorf("%s: handshake %s, average %s: faster than the path", r.Path, r.Handshake, r.Avg)
+		over = 0
+		for _, r := range results {
+			if r.Reason != "" {
+				t.Errorf("%s: %s", r.Path, r.Reason)
+			}
+			if r.Avg < rtt || r.Handshake < rtt {
+				t.Errorf("%s: handshake %s, average %s: faster than the path", r.Path, r.Handshake, r.Avg)
+			}
+			if r.Avg > rtt+rtt/2 {
+				over++
+			}
 		}
-		if r.Avg > rtt+rtt/2 {
-			over++
+		if over < len(results)/2 {
+			return
 		}
 	}
-	if over > len(results)*3/4 { // some: other tests want the cores too
-		t.Errorf("%d of %d averages are over %s: a queue of ours is measured", over, len(results), rtt+rtt/2)
-	}
+	t.Errorf("%d of %d averages are over %s: a queue of ours is measured", over, len(targets), rtt+rtt/2)
 }
 
 func TestProofOfFourTakesAFewRoundTrips(t *testing.T) {

@@ -214,6 +214,28 @@ func evening(ctx context.Context, e *lab.Env, w *lab.World, dead *server.Endpoin
 		back = back || x == dead
 	}
 	e.Want(back, "%s is not back in its place after a fresh pool", dead.HostPort())
+	return noChange(ctx, e, w)
+}
+
+// noChange measures rebalances that have nothing to do.
+func noChange(ctx context.Context, e *lab.Env, w *lab.World) error {
+	for range 5 {
+		r := w.Shunt(ctx, "egress", "rebalance", "--output", "json")
+		if err := r.Err(); err != nil {
+			return err
+		}
+		var out struct {
+			Plan egress.Plan `json:"plan"`
+		}
+		if err := r.JSON(&out); err != nil {
+			return err
+		}
+		e.Want(!out.Plan.Changes(), "a second rebalance changes something: %v", out.Plan.Steps)
+		e.MS("no_change", r.Took)
+		e.MiB("no_change_rss", r.PeakRSS)
+		e.Want(r.PeakRSS <= 50<<20, "a rebalance that changes nothing takes %d MiB, bound 50", r.PeakRSS>>20)
+		e.Want(r.Took <= 250*time.Millisecond, "a rebalance that changes nothing takes %s", r.Took) // 60 ms on a quiet machine
+	}
 	return nil
 }
 

@@ -35,8 +35,9 @@ type leaky struct {
 	procs map[string]*lab.Proc
 	flows []*traffic.UDP
 	from  lab.Uplink
+	began time.Time
 
-	swaps, inPlace, restarts, reloads int
+	swaps, inPlace, restarts, reloads, sent, got int
 }
 
 func playLeak(ctx context.Context, e *lab.Env) error {
@@ -75,20 +76,9 @@ func (l *leaky) boot(ctx context.Context) error {
 	if l.from, err = l.w.Uplink(); err != nil {
 		return err
 	}
-	to := []traffic.Options{{}, {}} // two users of each class
-	if l.w.LAN != nil && hasIPv6() {
-		to[1].To = netip.AddrPortFrom(netip.MustParseAddr(lab.Service6a), 0)
-	}
-	every := time.Second * time.Duration(len(l.w.Lanes)*len(to)) / leakRate
-	for i, lane := range l.w.Lanes {
-		for j, o := range to {
-			o.Every, o.ID = every, uint32(100+10*i+j) //nolint:gosec // small
-			f, err := l.w.UDP(ctx, lane.Name, o)
-			if err != nil {
-				return err
-			}
-			l.flows = append(l.flows, f)
-		}
+	l.began = time.Now()
+	if err := l.traffic(ctx); err != nil {
+		return err
 	}
 	sleep(ctx, 200*time.Millisecond)
 	if l.procs, err = l.w.StartLanes(ctx); err != nil {
@@ -108,11 +98,46 @@ func (l *leaky) boot(ctx context.Context) error {
 			return err
 		}
 	}
-	l.e.Say("%d flows with a packet each %s; all were closed in until the first verdict, and all are served now", len(l.flows), every)
+	l.e.Say("%d flows, %d packets/s together: all were closed in until the first verdict, and all are served now", len(l.flows), leakRate)
 	return nil
 }
 
-func (l *leaky) shunt(ctx context.Context, args ...string) error { return l.w.Shunt(ctx, args...).Err() }
+// traffic starts flows of two users of each class, of IPv4 and, where there is one, of IPv6,
+// in place of those that run: flows keep the way that they began on.
+func (l *leaky) traffic(ctx context.Context) error {
+	to := []traffic.Options{{}, {}}
+	if hasIPv6() {
+		to[1].To = netip.AddrPortFrom(netip.MustParseAddr(lab.Service6a), 0)
+	}
+	every := time.Second * time.Duration(len(l.w.Lanes)*len(to)) / leakRate
+	var flows []*traffic.UDP
+	for i, lane := range l.w.Lanes {
+		for j, o := range to {
+			o.Every, o.ID = every, uint32(100+10*i+j) //nolint:gosec // small
+			f, err := l.w.UDP(ctx, lane.Name, o)
+			if err != nil {
+				return err
+			}
+			flows = append(flows, f)
+		}
+	}
+	l.endTraffic()
+	l.flows = flows
+	return nil
+}
+
+func (l *leaky) endTraffic() {
+	for _, f := range l.flows {
+		r := f.Stop(0)
+		l.sent += r.Sent()
+		l.got += r.Sent() - r.Lost()
+	}
+	l.flows = nil
+}
+
+func (l *leaky) shunt(ctx context.Context, args ...string) error {
+	return l.w.Shunt(ctx, args...).Err()
+}
 
 // round moves every lane, by denying the names of the endpoints that they carry.
 func (l *leaky) round(ctx context.Context, n int) error {
@@ -135,6 +160,9 @@ func (l *leaky) round(ctx context.Context, n int) error {
 		deny = append(deny, x.File())
 	}
 	if err := l.w.Configure(lab.Settings{"egress.rebalance.deny": deny}); err != nil {
+		return err
+	}
+	if err := l.traffic(ctx); err != nil {
 		return err
 	}
 	from := end(l.w)
@@ -211,6 +239,7 @@ func (l *leaky) restart(ctx context.Context, lane string) error {
 
 func (l *leaky) judge(ctx context.Context, seen []lab.Leak) error {
 	sleep(ctx, 300*time.Millisecond)
+	l.endTraffic()
 	now, err := l.w.Uplink()
 	if err != nil {
 		return err
@@ -234,10 +263,9 @@ func (l *leaky) judge(ctx context.Context, seen []lab.Leak) error {
 	l.e.Control("service_restarts", float64(l.restarts), l.restarts > 0 || l.swaps < leakRestart*len(l.w.Lanes))
 	l.e.Control("plane_reloads", float64(l.reloads), l.reloads > 0 || l.swaps < leakReload*len(l.w.Lanes))
 	l.e.Control("loans_for_swaps", float64(l.inPlace), l.inPlace > 0 || l.swaps < 2*len(l.w.Lanes))
-	for i, f := range l.flows {
-		r := f.Result()
-		l.e.Want(r.Lost() < r.Sent()/2 && len(r.Exits()) > 1, "flow %d: %d of %d packets lost, through %d exits", i, r.Lost(), r.Sent(), len(r.Exits()))
-	}
+	rate := float64(l.sent) / time.Since(l.began).Seconds()
+	l.e.Control("users_packets_per_second", float64(int(rate)), rate > 0.9*leakRate)
+	l.e.Control("users_answered_share", float64(l.got)/float64(l.sent), l.got > l.sent/2)
 	l.e.Say("%d swaps, %d of them in place behind a loan, %d services killed and restarted, %d reloads: %d packets in tunnels, %d outside",
 		l.swaps, l.inPlace, l.restarts, l.reloads, d.Tunnel, leaked)
 	return nil
@@ -251,6 +279,10 @@ func (l *leaky) withoutGuard(ctx context.Context) error {
 	if err := l.reloaded(ctx); err != nil {
 		return err
 	}
+	if err := l.traffic(ctx); err != nil {
+		return err
+	}
+	sleep(ctx, 200*time.Millisecond)
 	before, err := l.w.Uplink()
 	if err != nil {
 		return err
@@ -264,9 +296,7 @@ func (l *leaky) withoutGuard(ctx context.Context) error {
 	leaked := inClear(after.Sub(before))
 	l.e.Control("leaked_without_guard", float64(leaked), leaked > 0)
 	l.e.Say("without the guard a killed service lets %d packets out in half a second", leaked)
-	for _, f := range l.flows {
-		f.Stop(0)
-	}
+	l.endTraffic()
 	return nil
 }
 

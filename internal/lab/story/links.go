@@ -21,7 +21,7 @@ import (
 type linkWatch struct {
 	known map[int32]bool
 	stop  chan struct{}
-		mu    sync.Mutex
+	mu    sync.Mutex
 	seen  []string
 }
 

@@ -190,7 +190,7 @@ func takeSession(ctx context.Context, e *lab.Env, w *lab.World, flow *traffic.UD
 	}
 	sleep(ctx, poolTaken)
 	lost := flow.Stop(0).Between(began, time.Time{}).Lost()
-	e.Say("a test of the lane's own server from a second socket got %d of %d pings and cost the lane %d packets in %s", got.Got, got.Sent, lost, poolTaken)
+	e.Say("a test of the lane's own server from a second socket got %d of %d pings and cost the lane %d packets in %d ms", got.Got, got.Sent, lost, time.Since(began).Milliseconds())
 	e.Control("lost_when_probed", float64(lost), lost > 100)
 	return nil
 }

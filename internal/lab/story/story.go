@@ -24,6 +24,8 @@ func Scenarios() []lab.Scenario {
 	return []lab.Scenario{
 		day(),
 		poolScenario(),
+		loadedScenario(),
+		chokeScenario(),
 		swapScenario(),
 		uplinkScenario(),
 		leakScenario(),

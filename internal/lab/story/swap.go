@@ -3,6 +3,7 @@ package story
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/journal"
@@ -25,11 +26,13 @@ const (
 	swapRTT     = 50 * time.Millisecond
 	swapEvery   = 2 * time.Millisecond
 	swapSilence = 80 * time.Millisecond // bound
-	// swapStall is how long the lane beside it may be silent: its packets come each 2 ms, so
-	// more means that the machine stood still, and the figure is not the swap's.
-	swapStall = 20 * time.Millisecond
-	swapLane  = "egress1"
-	swapOther = "egress2"
+	// swapStall is how long the lane beside it may be silent within a swap's silence: its
+	// packets come each 2 ms, so more means that the machine stood still, and the figure is
+	// not the swap's.
+	swapStall   = 20 * time.Millisecond
+	swapRepeats = 3 // times the number of swaps: so many are repeated at most
+	swapLane    = "egress1"
+	swapOther   = "egress2"
 )
 
 func playSwap(ctx context.Context, e *lab.Env) error {
@@ -50,6 +53,7 @@ type swapWatch struct {
 	began        time.Time
 	uplink       lab.Uplink
 	events       int64
+	first        time.Time // when the first swap was done
 }
 
 func healthySwaps(ctx context.Context, e *lab.Env, w *lab.World) error {
@@ -61,14 +65,14 @@ func healthySwaps(ctx context.Context, e *lab.Env, w *lab.World) error {
 	if s.beside, err = w.UDP(ctx, swapOther, traffic.Options{Every: swapEvery}); err != nil {
 		return err
 	}
-	reset, err := startStreams(ctx, w)
+	streams, err := startStreams(ctx, w)
 	if err != nil {
 		return err
 	}
 	want, done, stalled := e.Int("swaps"), 0, 0
 	for done < want {
 		sleep(ctx, 300*time.Millisecond)
-		calm, err := s.swap(ctx, e, w, stalled < want)
+		calm, err := s.swap(ctx, e, w, stalled < swapRepeats*want)
 		if err != nil {
 			return err
 		}
@@ -84,9 +88,15 @@ func healthySwaps(ctx context.Context, e *lab.Env, w *lab.World) error {
 	e.Want(lost == 0, "%d packets of %s lost while %s was swapped", lost, swapOther, swapLane)
 	r := s.user.Stop(300 * time.Millisecond)
 	e.Control("swapped_user_packets", float64(r.Sent()-r.Lost()), r.Sent() > 500*want && r.Lost() < r.Sent()/4)
-	for lane, c := range reset {
-		if r := c.Stop(); lane != swapLane {
+	for lane, c := range streams {
+		r := c.Stop()
+		if lane != swapLane {
 			e.Want(r.Ended.IsZero(), "a TCP flow of %s was cut while %s was swapped: %v", lane, swapLane, r.Err)
+			continue
+		}
+		e.Want(r.Reset && r.Ended.Sub(s.first) <= time.Second, "the swapped lane's TCP was not reset within a second (%+v)", r)
+		if r.Reset {
+			e.MS("tcp_reset", max(r.Ended.Sub(s.first), 0))
 		}
 	}
 	return nil
@@ -127,17 +137,22 @@ func (s *swapWatch) swap(ctx context.Context, e *lab.Env, w *lab.World, repeat b
 	for _, ev := range list {
 		if ev.Kind == "swap" && ev.Object == swapLane && ev.From == old.HostPort() && ev.To == now.HostPort() {
 			swaps++
+			if s.first.IsZero() {
+				s.first = ev.Time
+			}
 		}
 		e.Want(ev.Kind != "lend", "a class was lent for a swap that needs none: %s", ev.Reason)
 	}
 	e.Want(swaps == 1 && now != old, "%s was not swapped once: %d swaps, %s -> %s", swapLane, swaps, old.HostPort(), now.HostPort())
-	silence, at := s.user.Result().Between(s.began, time.Time{}).Silence()
-	stall, _ := s.beside.Result().Between(s.began, time.Time{}).Silence()
-	clear := inClear(after.Sub(s.uplink))
-	e.Packets("in_clear", clear)
-	e.Want(clear == 0, "%d packets left in clear during a healthy swap", clear)
-	e.Say("%s -> %s: silent for %.1f ms (the lane beside it for %.1f ms), %d packets in clear; first answer through it %.0f ms after the command",
-		old.HostPort(), now.HostPort(), millis(silence), millis(stall), clear, millis(back.Got.Sub(s.began)))
+	r := s.user.Result()
+	silence, at := r.Between(s.began, time.Time{}).Silence()
+	e.Want(r.Between(back.Sent, time.Time{}).Via()[old.Exit4] == 0, "packets went through %s after the first through %s", old.HostPort(), now.HostPort())
+	stall := within(s.beside.Result(), at, at.Add(silence))
+	leaked := inClear(after.Sub(s.uplink))
+	e.Packets("in_clear", leaked)
+	e.Want(leaked == 0, "%d packets left in clear during a healthy swap", leaked)
+	e.Say("%s -> %s: silent for %.1f ms (the lane beside it for %.1f ms of them), %d packets in clear; first answer through it %.0f ms after the command",
+		old.HostPort(), now.HostPort(), millis(silence), millis(stall), leaked, millis(back.Got.Sub(s.began)))
 	if repeat && silence > swapSilence && stall > swapStall {
 		e.Say("the machine stood still for %.0f ms, and the swap is repeated", millis(stall))
 		return false, nil
@@ -145,6 +160,22 @@ func (s *swapWatch) swap(ctx context.Context, e *lab.Env, w *lab.World, repeat b
 	e.MS("silence", silence)
 	e.Want(silence <= swapSilence, "the swap silenced the lane for %s from %s on, bound %s", silence, at.Sub(s.began), swapSilence)
 	return true, nil
+}
+
+// within is the longest silence of a flow between two times.
+func within(r traffic.Result, a, b time.Time) time.Duration {
+	got := []time.Time{a, b}
+	for _, p := range r.Packets {
+		if p.Got.After(a) && p.Got.Before(b) {
+			got = append(got, p.Got)
+		}
+	}
+	slices.SortFunc(got, time.Time.Compare)
+	var most time.Duration
+	for i := 1; i < len(got); i++ {
+		most = max(most, got[i].Sub(got[i-1]))
+	}
+	return most
 }
 
 // inClear is the number of packets outside any tunnel, by whichever counter saw most.
@@ -172,12 +203,12 @@ func wgQuickSwaps(ctx context.Context, e *lab.Env, w *lab.World) error {
 	}
 	least := 0
 	for i := range e.Int("restarts") {
-		clear, err := q.restart(ctx, e, flow, ends[(i+1)%2])
+		leaked, err := q.restart(ctx, e, flow, ends[(i+1)%2])
 		if err != nil {
 			return err
 		}
-		if i == 0 || clear < least {
-			least = clear
+		if i == 0 || leaked < least {
+			least = leaked
 		}
 	}
 	e.Control("wg_quick_in_clear", float64(least), least > 0)
@@ -206,14 +237,14 @@ func (q *wgQuick) restart(ctx context.Context, e *lab.Env, flow *traffic.UDP, to
 	if err != nil {
 		return 0, err
 	}
-	clear := inClear(after.Sub(before))
+	leaked := inClear(after.Sub(before))
 	r := flow.Result().Between(began.Add(-100*time.Millisecond), time.Time{}) // the last answer came before it
 	r.Packets = tunnelled(q.w, r.Packets)
 	silence, _ := r.Silence()
 	e.MS("wgquick_silence", silence)
-	e.Packets("wgquick_in_clear", clear)
-	e.Say("wg-quick down and up took %.0f ms: silent for %.0f ms, %d packets in clear", millis(took), millis(silence), clear)
-	return clear, nil
+	e.Packets("wgquick_in_clear", leaked)
+	e.Say("wg-quick down and up took %.0f ms: silent for %.0f ms, %d packets in clear", millis(took), millis(silence), leaked)
+	return leaked, nil
 }
 
 // tunnelled leaves out what was answered in clear: that is no service of the lane.

@@ -65,6 +65,9 @@ func playUplinkCut(ctx context.Context, e *lab.Env) error {
 	if err := dies(ctx, e, w, "egress4", "repaired_after_cut"); err != nil {
 		return err
 	}
+	if err := outage(ctx, e, w); err != nil {
+		return err
+	}
 	for _, r := range loop.Stop() {
 		if r.Code != 0 && r.Code != 3 && r.Code != 4 {
 			e.Problem("a repair ended with %d: %s", r.Code, r.Stderr)
@@ -102,6 +105,49 @@ func dies(ctx context.Context, e *lab.Env, w *lab.World, lane, control string) e
 	took := ev.Time.Sub(died)
 	e.Control(control, 1, now.quarantined == was.quarantined+1 && now.counted == was.counted+1 && now.replaced == was.replaced+1)
 	e.Say("%s died and was replaced by %s after %d ms: %d quarantined, %d counted", lane, ev.To, took.Milliseconds(), now.quarantined-was.quarantined, now.counted-was.counted)
+	return nil
+}
+
+// outage silences every endpoint there is while the uplink is well: that is the provider's
+// fault and may be recorded as such, but the way back needs no hands either.
+func outage(ctx context.Context, e *lab.Env, w *lab.World) error {
+	if err := await(ctx, uplinkGreen, "all lanes green", func() bool { return green(w) }); err != nil {
+		return err
+	}
+	live := w.Live()
+	if err := setAll(live, server.Silent()); err != nil {
+		return err
+	}
+	if err := await(ctx, uplinkGreen, "the verdict on all lanes", func() bool {
+		for _, s := range statusOf(w) {
+			if s != "down" {
+				return false
+			}
+		}
+		return true
+	}); err != nil {
+		return fmt.Errorf("%w: %v", err, statusOf(w))
+	}
+	sleep(ctx, e.Duration("cut")/10)
+	if err := setAll(live, server.Alive()); err != nil {
+		return err
+	}
+	back := time.Now()
+	if err := await(ctx, uplinkGreen, "green lanes after the provider's outage", func() bool { return green(w) }); err != nil {
+		e.Problem("%v: %v", err, statusOf(w))
+		return nil
+	}
+	e.MS("green_after_outage", time.Since(back))
+	e.Say("every endpoint was silent for %s: all lanes are green again %d ms after it", e.Duration("cut")/10, time.Since(back).Milliseconds())
+	return nil
+}
+
+func setAll(list []*server.Endpoint, f server.Fault) error {
+	for _, x := range list {
+		if err := x.SetFault(f); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

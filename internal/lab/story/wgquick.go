@@ -47,11 +47,15 @@ func newWGQuick(ctx context.Context, w *lab.World) (*wgQuick, error) {
 	conf := fmt.Sprintf("state_dir: %s/state\negress:\n  lanes:\n    - {name: %s, interface: %s, table: %s, mark: 0x299}\n",
 		q.dir, wgQuickInterface, wgQuickInterface, wgQuickTable)
 	script := fmt.Sprintf(`#!/bin/sh
-# what wg-quick calls in place of wireguard-go: returns when the device answers
-rm -f "/run/wireguard/$1.sock"
-SHUNT_CONFIG=%[1]s/shunt.yaml setsid %[2]s lane run "$1" >>%[1]s/device.log 2>&1 </dev/null &
+# What wg-quick calls in place of wireguard-go: waits for the end of the last device, and
+# returns when the new one answers (asking it before it does makes wg remove its socket).
+cd %[1]s || exit 1
+while [ -s pid ] && kill -0 "$(cat pid)" 2>/dev/null; do sleep 0.002; done
+: >device.log
+SHUNT_CONFIG=%[1]s/shunt.yaml setsid %[2]s lane run "$1" >>device.log 2>&1 </dev/null &
+echo $! >pid
 i=0
-until [ -S "/run/wireguard/$1.sock" ]; do
+until grep -q state=ready device.log; do
 	i=$((i + 1)); [ $i -lt 1000 ] || exit 1
 	sleep 0.005
 done
