@@ -31,18 +31,44 @@ const (
 	SourceDir     SourceType = "dir"
 	SourceArchive SourceType = "archive"
 	SourceExec    SourceType = "exec"
+	SourceHTTP    SourceType = "http"
+	SourceMullvad SourceType = "mullvad"
+)
+
+// Ownership says whose machines a source of type mullvad takes: those that the provider
+// owns, those that it rents, or any.
+type Ownership string
+
+// The kinds of ownership. The zero value is not said, which is any.
+const (
+	OwnershipUnknown Ownership = ""
+	OwnershipAny     Ownership = "any"
+	OwnershipOwned   Ownership = "owned"
+	OwnershipRented  Ownership = "rented"
 )
 
 // Source is one place that profiles (.conf files) come from.
 type Source struct {
 	Name     string        `yaml:"name" json:"name"`           // hmn
-	Type     SourceType    `yaml:"type" json:"type"`           // dir | archive | exec
-	Path     string        `yaml:"path" json:"path,omitempty"` // dir: folder; archive: file
-	URL      string        `yaml:"url" json:"url,omitempty"`   // archive: http or https
+	Type     SourceType    `yaml:"type" json:"type"`           // dir | archive | exec | http | mullvad
+	Path     string        `yaml:"path" json:"path,omitempty"` // dir: folder; archive, mullvad: file
+	URL      string        `yaml:"url" json:"url,omitempty"`   // archive, http, mullvad: http or https
 	Command  []string      `yaml:"command" json:"command,omitempty"`
 	Timeout  time.Duration `yaml:"timeout" json:"timeout"`     // 60s
 	MaxBytes int64         `yaml:"max_bytes" json:"max_bytes"` // unpacked, bytes
 	MaxFiles int           `yaml:"max_files" json:"max_files"`
+
+	// HeadersFile holds secrets, one `Name: value` per line; only its path is ever shown.
+	HeadersFile string `yaml:"headers_file,omitempty" json:"headers_file,omitempty"` // archive, http, mullvad
+
+	// The keys of type mullvad.
+	KeyFile   string         `yaml:"key_file,omitempty" json:"key_file,omitempty"`   // holds the private key; only its path is ever shown
+	Addresses []netip.Prefix `yaml:"addresses,omitempty" json:"addresses,omitempty"` // the account's, inside the tunnel
+	DNS       []netip.Addr   `yaml:"dns,omitempty" json:"dns,omitempty"`
+	Port      int            `yaml:"port,omitempty" json:"port,omitempty"`           // UDP port of the relays; 0 = 51820
+	Countries []string       `yaml:"countries,omitempty" json:"countries,omitempty"` // codes or names (se, Sweden); empty = all
+	Cities    []string       `yaml:"cities,omitempty" json:"cities,omitempty"`       // codes or names (sto, se-sto, Stockholm); empty = all
+	Ownership Ownership      `yaml:"ownership,omitempty" json:"ownership,omitempty"`
 }
 
 // PoolConfig says where ranked pools live and when a new one may replace the last.
@@ -65,7 +91,9 @@ type TestConfig struct {
 	PingTimeout      time.Duration `yaml:"ping_timeout" json:"ping_timeout"`
 	Targets          []netip.Addr  `yaml:"targets" json:"targets"`     // pinged inside the tunnel, in turn
 	FullSize         bool          `yaml:"full_size" json:"full_size"` // one ping of the tunnel's MTU
-	Deadline         time.Duration `yaml:"deadline" json:"deadline"`   // of a whole refresh's tests
+	TLS              []TLSTarget   `yaml:"tls" json:"tls,omitempty"`   // one of them must complete a TLS handshake inside the tunnel; empty = not asked for
+	TLSTimeout       time.Duration `yaml:"tls_timeout" json:"tls_timeout,omitempty"`
+	Deadline         time.Duration `yaml:"deadline" json:"deadline"` // of a whole refresh's tests
 }
 
 // Driver names how a lane's device is changed.

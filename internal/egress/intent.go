@@ -103,26 +103,40 @@ func (p *pass) recoverLane(ctx context.Context, l Lane) error {
 	return p.dropIntent(ctx, l.Name)
 }
 
-// settleIntent decides by what the kernel holds: the new endpoint, if it is in place and
-// passes; else the installed profile.
+// settleIntent decides by what is installed and by what the kernel holds: the new endpoint,
+// if it had passed its check already or is in place and passes; else the installed profile.
 func (p *pass) settleIntent(ctx context.Context, l Lane, it Intent) (string, error) {
 	if it.To == "" {
 		return "nothing had been swapped yet", nil
 	}
 	d, err := p.Devices.Observe(ctx, l)
-	if err != nil || !d.Present {
-		return "its device is gone; the installed profile stays", nil //nolint:nilerr // the ladder judges the lane next
+	present := err == nil && d.Present
+	if own, err := p.Library.Describe(p.Installed(l.Name)); err == nil && own.Endpoint == it.To {
+		return "the new endpoint was installed already", p.keep(ctx, l, it, present)
 	}
+	if !present {
+		return "its device is gone; the installed profile stays", nil // the ladder judges the lane next
+	}
+	why := ""
 	if peer, ok := d.Active(); ok && peer.Pair == it.ToPair {
-		if reason := p.strict(ctx, l); reason == "" {
-			err := p.install(ctx, l, it)
-			return "the new endpoint passes and is kept", errors.Join(err, p.flushLane(ctx, l))
+		if why = p.strict(ctx, l); why == "" {
+			return "the new endpoint passes and is kept", p.keep(ctx, l, it, true)
 		}
+		why = " (" + why + ")"
 	}
 	if it.FromPath == "" {
-		return "there is no earlier profile to go back to", nil
+		return "there is no earlier profile to go back to" + why, nil
 	}
-	return "the installed profile is back", p.Devices.Settle(ctx, l, p.Installed(l.Name), false)
+	return "the installed profile is back" + why, p.Devices.Settle(ctx, l, p.Installed(l.Name), false)
+}
+
+// keep ends a killed swap to an endpoint that passes: also what came after the peer, old
+// addresses and the MTU.
+func (p *pass) keep(ctx context.Context, l Lane, it Intent, present bool) error {
+	if err := p.install(ctx, l, it); err != nil || !present {
+		return err
+	}
+	return errors.Join(p.Devices.Settle(ctx, l, p.Installed(l.Name), false), p.flushLane(ctx, l))
 }
 
 // install makes the new profile the lane's own, also over reboots, and closes the

@@ -3,6 +3,7 @@ package egress
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/health"
@@ -142,8 +143,12 @@ func (r *repair) replace(downs []LaneView) {
 // recallFailures takes what earlier steps of this run showed about endpoints.
 func (r *repair) recallFailures() {
 	for _, s := range r.in.Swaps {
-		if !s.OK {
-			r.failed[s.Endpoint] = true
+		if s.OK {
+			continue
+		}
+		r.failed[s.Endpoint] = true
+		if strings.HasPrefix(s.Reason, strictCheck) { // not what the router itself failed to do
+			r.plan.Next.Holds[s.Endpoint] = refused(r.in.Memory.Holds[s.Endpoint], r.in.Now, r.in.Config.Repair)
 		}
 	}
 }

@@ -19,6 +19,7 @@ func (p *pass) prove(ctx context.Context, s Step) error {
 	c := p.Config.Test
 	r := p.Config.Repair
 	c.Parallel, c.Rate = max(len(s.Endpoints), 1), 0
+	c.TLS = nil // users wait: the strict check on the lane does TLS before the swap counts
 	c.HandshakeTimeout = min(c.HandshakeTimeout, r.ProveFor/2)
 	c.PingTimeout = min(c.PingTimeout, r.ProveFor/3)
 	c.Deadline = r.ProveFor

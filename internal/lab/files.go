@@ -105,16 +105,18 @@ func (w *World) base() Settings {
 		}
 		ls = append(ls, m)
 	}
+	tls := []map[string]any{
+		{"address": Service4a + ":443", "server_name": ServerName},
+		{"address": Service4b + ":443", "server_name": OtherServerName},
+	}
 	s := Settings{
 		"state_dir":            w.State,
 		"egress.sources":       []map[string]any{{"name": "world", "type": "dir", "path": w.Sources}},
 		"egress.lanes":         ls,
 		"egress.test.targets":  []string{Service4a, Service4b},
+		"egress.test.tls":      tls,
 		"egress.check.targets": []string{Service4a, Service4b},
-		"egress.check.tls": []map[string]any{
-			{"address": Service4a + ":443", "server_name": ServerName},
-			{"address": Service4b + ":443", "server_name": OtherServerName},
-		},
+		"egress.check.tls":     tls,
 		"egress.uplink.interface": WANInterface,
 		"egress.uplink.targets":   []string{Uplink4a, Uplink4b},
 		"egress.plane.inputs":     []string{LANInterface},
