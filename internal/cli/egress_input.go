@@ -24,6 +24,7 @@ func (a *app) record(ctx context.Context, path string, in egress.Input) error {
 	for i := range in.Config.Sources {
 		s := &in.Config.Sources[i]
 		s.URL = redactURL(s.URL)
+		s.Addresses = nil // they identify an account
 		if len(s.Command) > 1 {
 			s.Command = []string{s.Command[0], "(hidden)"}
 		}

@@ -84,6 +84,8 @@ func (r *reader) checkTest(t egress.TestConfig) {
 	r.between(at+"pings", t.Pings, 1, 1000)
 	r.positive(at+"ping_timeout", t.PingTimeout)
 	r.addresses(at+"targets", t.Targets, true)
+	r.hosts(at+"tls", t.TLS)
+	r.positive(at+"tls_timeout", t.TLSTimeout)
 	r.positive(at+"deadline", t.Deadline)
 }
 
@@ -101,8 +103,16 @@ func (r *reader) checkLadder(c egress.CheckConfig) {
 	r.positive(at+"max_handshake", c.MaxHandshake)
 	r.positive(at+"tls_timeout", c.TLSTimeout)
 	r.positive(at+"deep_every", c.DeepEvery)
-	for i, t := range c.TLS {
-		key := fmt.Sprintf("%stls[%d].", at, i)
+	r.hosts(at+"tls", c.TLS)
+	if len(c.TLS) == 1 {
+		r.warn(at+"tls", "one target cannot tell a dead lane from a dead target", "name two unrelated ones, or [] for none")
+	}
+}
+
+// hosts judges the targets of TLS handshakes.
+func (r *reader) hosts(at string, list []egress.TLSTarget) {
+	for i, t := range list {
+		key := fmt.Sprintf("%s[%d].", at, i)
 		switch {
 		case !t.Address.IsValid():
 			r.complain(key+"address", "is missing", "write it such as 1.1.1.1:443")
@@ -112,9 +122,6 @@ func (r *reader) checkLadder(c egress.CheckConfig) {
 		if strings.ContainsAny(t.ServerName, " /:") {
 			r.complain(key+"server_name", quote(t.ServerName)+" is not a host name", "write the name only, such as one.one.one.one")
 		}
-	}
-	if len(c.TLS) == 1 {
-		r.warn(at+"tls", "one target cannot tell a dead lane from a dead target", "name two unrelated ones, or [] for none")
 	}
 }
 

@@ -4,75 +4,13 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"net/url"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/shunt-net/shunt/internal/egress"
 )
-
-func (r *reader) checkSources(sources []egress.Source) {
-	names := map[string]int{}
-	for i, s := range sources {
-		at := fmt.Sprintf("egress.sources[%d]", i)
-		r.name(at, s.Name, names, i)
-		r.positive(at+".timeout", s.Timeout)
-		if s.MaxBytes < 1 {
-			r.complain(at+".max_bytes", fmt.Sprintf("%d is out of range", s.MaxBytes), "write at least 1")
-		}
-		r.between(at+".max_files", s.MaxFiles, 1, 1<<24)
-		r.checkSource(at, s)
-	}
-}
-
-func (r *reader) checkSource(at string, s egress.Source) {
-	allowed := ""
-	switch s.Type {
-	case egress.SourceDir:
-		allowed = "path"
-		if s.Path == "" {
-			r.complain(at+".path", "is missing", "write the folder of the .conf files")
-		}
-	case egress.SourceArchive:
-		allowed = "path url"
-		switch {
-		case s.Path == "" && s.URL == "":
-			r.complain(at+".url", "is missing", "write the archive's url, or its path")
-		case s.Path != "" && s.URL != "":
-			r.complain(at+".url", "an archive has a url or a path, not both", "remove one of them")
-		}
-	case egress.SourceExec:
-		allowed = "command"
-		if len(s.Command) == 0 {
-			r.complain(at+".command", "is missing", "write the command, such as [/usr/local/bin/fetch]")
-		}
-		r.argv(at+".command", s.Command)
-	case egress.SourceUnknown:
-		r.complain(at+".type", "is missing", "write dir, archive or exec")
-		return
-	}
-	for _, f := range []struct {
-		key string
-		set bool
-	}{{"path", s.Path != ""}, {"url", s.URL != ""}, {"command", len(s.Command) > 0}} {
-		if f.set && !strings.Contains(allowed, f.key) {
-			r.complain(at+"."+f.key, fmt.Sprintf("a source of type %s has no %s", s.Type, f.key), "remove it, or change the type")
-		}
-	}
-	if s.Path != "" && !filepath.IsAbs(s.Path) {
-		r.complain(at+".path", quote(s.Path)+" is not an absolute path", "")
-	}
-	if s.URL != "" {
-		u, err := url.Parse(s.URL)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			// The address may hold a secret: it is not repeated.
-			r.complain(at+".url", "is not an address that can be fetched", "write it such as https://provider.example/profiles.zip")
-		}
-	}
-}
 
 // taken finds values that two lanes have.
 type taken map[string]string // value -> lane

@@ -28,7 +28,24 @@ func sound() Config {
 	return c
 }
 
+// source has the bounds that every source has.
+func source(kind egress.SourceType) egress.Source {
+	return egress.Source{Name: "own", Type: kind, Timeout: time.Minute, MaxBytes: 1, MaxFiles: 1}
+}
+
+// relays is a sound source of type mullvad.
+func relays() egress.Source {
+	s := source(egress.SourceMullvad)
+	s.KeyFile, s.Addresses = "/etc/shunt/mullvad.key", []netip.Prefix{netip.MustParsePrefix("10.64.0.2/32")}
+	return s
+}
+
 func TestASoundConfigurationHasNoComplaint(t *testing.T) {
+	c := sound()
+	c.Egress.Sources = []egress.Source{relays()}
+	if cs := Check(c); len(cs) > 0 {
+		t.Errorf("%v", cs)
+	}
 	if cs := Check(sound()); len(cs) > 0 {
 		t.Errorf("%v", cs)
 	}
@@ -50,7 +67,7 @@ func TestCheckComplains(t *testing.T) {
 		{"a folder with an address", func(c *Config) { c.Egress.Sources[0].URL = "https://a/b" }, "egress.sources[0].url: a source of type dir has no url"},
 		{"a relative folder", func(c *Config) { c.Egress.Sources[0].Path = "x" }, `egress.sources[0].path: "x" is not an absolute path`},
 		{"an archive with neither", func(c *Config) { s := &c.Egress.Sources[0]; s.Type, s.Path = egress.SourceArchive, "" }, "egress.sources[0].url: is missing"},
-		{"an archive with both", func(c *Config) { s := &c.Egress.Sources[0]; s.Type, s.URL = egress.SourceArchive, "https://a/b" }, "egress.sources[0].url: an archive has a url or a path, not both"},
+		{"an archive with both", func(c *Config) { s := &c.Egress.Sources[0]; s.Type, s.URL = egress.SourceArchive, "https://a/b" }, "egress.sources[0].url: a source of type archive has a url or a path, not both"},
 		{"an address with a secret that cannot be fetched", func(c *Config) {
 			s := &c.Egress.Sources[0]
 			s.Type, s.Path, s.URL = egress.SourceArchive, "", "ftp://me:secret@a/b"
@@ -58,6 +75,50 @@ func TestCheckComplains(t *testing.T) {
 		{"a command source without one", func(c *Config) { s := &c.Egress.Sources[0]; s.Type, s.Path = egress.SourceExec, "" }, "egress.sources[0].command: is missing"},
 		{"two sources of one name", func(c *Config) { c.Egress.Sources = append(c.Egress.Sources, c.Egress.Sources[0]) }, `egress.sources[1].name: "own" is the name of entry 1 too`},
 		{"a source without bounds", func(c *Config) { s := &c.Egress.Sources[0]; s.MaxBytes, s.MaxFiles, s.Timeout = 0, 0, -1 }, "egress.sources[0].timeout: -1ns is too short\negress.sources[0].max_bytes: 0 is out of range\negress.sources[0].max_files: 0 is out of range"},
+
+		{"a site without an address", func(c *Config) { c.Egress.Sources[0] = source(egress.SourceHTTP) }, "egress.sources[0].url: is missing"},
+		{"a site with a path", func(c *Config) {
+			s := source(egress.SourceHTTP)
+			s.URL, s.Path = "https://a/b", "/x"
+			c.Egress.Sources[0] = s
+		}, "egress.sources[0].path: a source of type http has no path\negress.sources[0].url: a source of type http has a url or a path, not both"},
+		{"headers without an address", func(c *Config) {
+			s := &c.Egress.Sources[0]
+			s.Type, s.HeadersFile = egress.SourceArchive, "/x"
+		}, "egress.sources[0].headers_file: there is no url that the headers could go to"},
+		{"headers of a folder", func(c *Config) { c.Egress.Sources[0].HeadersFile = "/x" }, "egress.sources[0].headers_file: a source of type dir has no headers_file"},
+		{"a header where its file is named", func(c *Config) {
+			s := source(egress.SourceHTTP)
+			s.URL, s.HeadersFile = "https://a/b", "Authorization: hunter2"
+			c.Egress.Sources[0] = s
+		}, "egress.sources[0].headers_file: is not an absolute path"},
+		{"relays without anything", func(c *Config) { c.Egress.Sources[0] = source(egress.SourceMullvad) }, "egress.sources[0].key_file: is missing\negress.sources[0].addresses: is missing"},
+		{"a key where its file is named", func(c *Config) {
+			c.Egress.Sources[0] = relays()
+			c.Egress.Sources[0].KeyFile = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMmh1bnQ="
+		}, "egress.sources[0].key_file: is not an absolute path"},
+		{"relays with addresses of nobody", func(c *Config) {
+			c.Egress.Sources[0] = relays()
+			c.Egress.Sources[0].Addresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32"), netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.0.0.2/8")}
+		}, "egress.sources[0].addresses[1]: 0.0.0.0/0 is no address of a tunnel\negress.sources[0].addresses[2]: 10.0.0.2 is named twice"},
+		{"relays from two places", func(c *Config) {
+			c.Egress.Sources[0] = relays()
+			c.Egress.Sources[0].URL, c.Egress.Sources[0].Path = "https://a/b", "/x"
+		}, "egress.sources[0].url: a source of type mullvad has a url or a path, not both"},
+		{"relays with odd filters", func(c *Config) {
+			c.Egress.Sources[0] = relays()
+			s := &c.Egress.Sources[0]
+			s.Countries, s.Cities, s.Port, s.DNS = []string{"se", ""}, []string{" sto"}, 65536, []netip.Addr{netip.IPv6Unspecified()}
+		}, lines(
+			"egress.sources[0].dns[0]: :: cannot be asked", "egress.sources[0].port: 65536 is out of range",
+			`egress.sources[0].countries[1]: "" is not the code or the name of a place`, `egress.sources[0].cities[0]: " sto" is not the code or the name of a place`)},
+		{"what only relays have", func(c *Config) {
+			s := relays()
+			s.Type, s.Path, s.Countries, s.Ownership = egress.SourceDir, "/x", []string{"se"}, egress.OwnershipOwned
+			c.Egress.Sources[0] = s
+		}, lines(
+			"egress.sources[0].key_file: a source of type dir has no key_file", "egress.sources[0].addresses: a source of type dir has no addresses",
+			"egress.sources[0].countries: a source of type dir has no countries", "egress.sources[0].ownership: a source of type dir has no ownership")},
 
 		{"a pool with a path", func(c *Config) { c.Egress.Pool.Working = "/root/x.tsv" }, `egress.pool.working: "/root/x.tsv" is not a bare file name`},
 		{"two pools in one file", func(c *Config) { c.Egress.Pool.StrictAll = c.Egress.Pool.StrictForeign }, `egress.pool.strict_all: "ok-awg1-strict-foreign-latest.tsv" is the name of strict_foreign too`},
@@ -107,6 +168,10 @@ func TestCheckComplains(t *testing.T) {
 		{"no gap", func(c *Config) { c.Egress.Check.Gap = 0 }, "egress.check.gap: 0s is too short"},
 		{"a target twice", func(c *Config) { c.Egress.Check.Targets = append(c.Egress.Check.Targets, c.Egress.Check.Targets[0]) }, "egress.check.targets[2]: 1.1.1.1 is named twice"},
 		{"a target that is nobody", func(c *Config) { c.Egress.Check.Targets = []netip.Addr{netip.IPv6Unspecified()} }, "egress.check.targets[0]: :: cannot be asked"},
+		{"a TLS target of the tests without an address", func(c *Config) {
+			c.Egress.Test.TLS[1].Address = netip.AddrPort{}
+		}, "egress.test.tls[1].address: is missing"},
+		{"no time for TLS in the tests", func(c *Config) { c.Egress.Test.TLSTimeout = 0 }, "egress.test.tls_timeout: 0s is too short"},
 		{"a TLS target without a port", func(c *Config) {
 			c.Egress.Check.TLS[0].Address = netip.AddrPortFrom(netip.MustParseAddr("1.1.1.1"), 0)
 		}, "egress.check.tls[0].address: 1.1.1.1:0 cannot be connected to"},
@@ -138,6 +203,9 @@ func TestCheckComplains(t *testing.T) {
 			var got []string
 			for _, c := range cs {
 				got = append(got, c.Key+": "+c.Msg)
+				if strings.Contains(c.String()+c.Hint, "hunter2") || strings.Contains(c.String()+c.Hint, "aHVudGVyMm") {
+					t.Errorf("a secret is in %s", c)
+				}
 				if c.Warning || c.Section != sectionOf(c.Key) {
 					t.Errorf("section %q, warning %v: %s", c.Section, c.Warning, c)
 				}
@@ -155,9 +223,12 @@ func TestWarningsStopNothing(t *testing.T) {
 	c.Egress.Lanes = c.Egress.Lanes[:1]
 	c.Egress.Lanes[0].Driver = egress.DriverCommands
 	c.Egress.Lanes[0].Commands = egress.Commands{Template: "wg-quick", Apply: []string{"reload", "{iface}"}, Timeout: 1}
+	http := source(egress.SourceHTTP)
+	http.URL, http.HeadersFile = "http://a/b", "/x"
+	c.Egress.Sources = []egress.Source{http}
 	cs := append(Check(c), Check(Default())...) // the default names no lane
-	if len(cs) != 3 || len(Blocking(cs, SectionEgress)) != 0 {
-		t.Errorf("want three warnings, got %v", cs)
+	if len(cs) != 4 || len(Blocking(cs, SectionEgress)) != 0 {
+		t.Errorf("want four warnings, got %v", cs)
 	}
 }
 

@@ -27,17 +27,13 @@ func Default() Config {
 			Test: egress.TestConfig{
 				Parallel: 128, Rate: 400, HandshakeTimeout: 2500 * time.Millisecond,
 				Pings: 3, PingTimeout: time.Second, Targets: []netip.Addr{cloudflare, quad9},
-				FullSize: true, Deadline: 10 * time.Minute,
+				FullSize: true, TLS: hosts(), TLSTimeout: 2 * time.Second, Deadline: 10 * time.Minute,
 			},
 			Check: egress.CheckConfig{
 				Targets: []netip.Addr{cloudflare, quad9},
 				Count:   5, Need: 2, Gap: 20 * time.Millisecond, Wait: 300 * time.Millisecond,
 				StrictCount: 5, MaxHandshake: 180 * time.Second,
-				TLS: []egress.TLSTarget{
-					{Address: netip.AddrPortFrom(cloudflare, 443), ServerName: "one.one.one.one"},
-					{Address: netip.AddrPortFrom(quad9, 443), ServerName: "dns.quad9.net"},
-				},
-				TLSTimeout: 2 * time.Second, FullSize: true, DeepEvery: 5 * time.Second,
+				TLS: hosts(), TLSTimeout: 2 * time.Second, FullSize: true, DeepEvery: 5 * time.Second,
 			},
 			Uplink: egress.UplinkConfig{
 				Gateway: "auto",
@@ -55,6 +51,14 @@ func Default() Config {
 				LeakGuard: true, ClampMSS: true, FlushFlows: true,
 			},
 		},
+	}
+}
+
+// hosts are two unrelated ones that speak TLS.
+func hosts() []egress.TLSTarget {
+	return []egress.TLSTarget{
+		{Address: netip.MustParseAddrPort("1.1.1.1:443"), ServerName: "one.one.one.one"},
+		{Address: netip.MustParseAddrPort("9.9.9.9:443"), ServerName: "dns.quad9.net"},
 	}
 }
 
@@ -78,7 +82,9 @@ func words(t reflect.Type) []string {
 	case reflect.TypeFor[Level]():
 		return []string{string(LevelDebug), string(LevelInfo), string(LevelWarn), string(LevelError)}
 	case reflect.TypeFor[egress.SourceType]():
-		return []string{string(egress.SourceDir), string(egress.SourceArchive), string(egress.SourceExec)}
+		return []string{string(egress.SourceDir), string(egress.SourceArchive), string(egress.SourceExec), string(egress.SourceHTTP), string(egress.SourceMullvad)}
+	case reflect.TypeFor[egress.Ownership]():
+		return []string{string(egress.OwnershipAny), string(egress.OwnershipOwned), string(egress.OwnershipRented)}
 	case reflect.TypeFor[egress.Driver]():
 		return []string{string(egress.DriverWireGuard), string(egress.DriverCommands)}
 	case reflect.TypeFor[egress.NATMode]():

@@ -243,9 +243,14 @@ func TestShowHidesSecrets(t *testing.T) {
 		Name: "cmd", Type: egress.SourceExec, Command: []string{"curl", "--url=https://me:hunter2@a/b?c=hunter2", "http://%zz:hunter2@a"},
 	})
 	c.Hooks.OnEvent = []string{"post", "https://a/?token=hunter2"}
+	own := relays() // the key and a header where their files should be named
+	own.Name, own.KeyFile, own.HeadersFile = "relays", "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMmh1bnQ=", "X-Key: aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMmh1bnQ="
+	c.Egress.Sources = append(c.Egress.Sources, own)
 	shown, err := Show(c)
-	if err != nil || strings.Contains(string(shown), "hunter2") || strings.Contains(fmt.Sprint(Tree(c)), "hunter2") {
-		t.Errorf("%v\n%s", err, shown)
+	for _, secret := range []string{"hunter2", "aHVudGVyMm"} {
+		if err != nil || strings.Contains(string(shown), secret) || strings.Contains(fmt.Sprint(Tree(c)), secret) {
+			t.Errorf("%v\n%s", err, shown)
+		}
 	}
 	if !strings.Contains(string(shown), "https://hidden@provider.example/a.zip?hidden\n") {
 		t.Errorf("the rest of the address is to be seen:\n%s", shown)
@@ -266,10 +271,15 @@ func TestShowLoadsAgain(t *testing.T) {
 		e.Pool.MinRatio = rapid.Float64Range(0, 1).Draw(t, "ratio")
 		e.Pool.Working = word.Draw(t, "working")
 		e.Plane.LeakGuard = rapid.Bool().Draw(t, "leak_guard")
+		s := relays()
+		s.Name, s.Port, s.KeyFile = "relays", rapid.IntRange(0, 65535).Draw(t, "port"), "/"+word.Draw(t, "key_file")
+		s.Countries, s.Cities = rapid.SliceOf(word).Draw(t, "countries"), rapid.SliceOf(word).Draw(t, "cities")
+		s.Ownership = rapid.SampledFrom([]egress.Ownership{"", egress.OwnershipAny, egress.OwnershipOwned, egress.OwnershipRented}).Draw(t, "ownership")
+		e.Sources = append(e.Sources, s)
 		e.Lanes[0].DSCP = []egress.DSCP{egress.DSCP(rapid.IntRange(0, 39).Draw(t, "dscp"))}
 		e.Lanes[0].Name = rapid.StringMatching(`[a-z0-9]{1,8}`).Draw(t, "name")
 		e.Lanes[1].Mark = egress.Mark(rapid.Uint32Range(1, 0xfff).Draw(t, "mark"))
-		if len(Blocking(Check(c), SectionEgress)) > 0 || strings.Contains(fmt.Sprint(c.StateDir, c.Hooks, e.Pool.Working), "://") {
+		if len(Blocking(Check(c), SectionEgress)) > 0 || strings.Contains(fmt.Sprint(c.StateDir, c.Hooks, e.Pool.Working, s), "://") {
 			return // Show is of what passed; a secret is not to come back
 		}
 		shown, err := Show(c)

@@ -25,8 +25,8 @@ func TestReferenceDecodesToTheDefaults(t *testing.T) {
 		t.Errorf("complaints (-want +got):\n%s", diff)
 	}
 	got := r.cfg
-	if len(got.Egress.Lanes) != 5 || len(got.Egress.Sources) != 3 {
-		t.Errorf("want the example of five lanes and three sources, got %d and %d", len(got.Egress.Lanes), len(got.Egress.Sources))
+	if len(got.Egress.Lanes) != 5 || len(got.Egress.Sources) != 5 {
+		t.Errorf("want the example of five lanes and five sources, got %d and %d", len(got.Egress.Lanes), len(got.Egress.Sources))
 	}
 	got.Egress.Lanes, got.Egress.Sources = nil, nil
 	if diff := cmp.Diff(Default(), got, same()); diff != "" {

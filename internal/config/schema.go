@@ -13,15 +13,16 @@ type field struct {
 	key   string
 	index int
 	typ   reflect.Type
+	brief bool // left out of what is shown while it has no value
 }
 
 // fields lists the keys of a struct in the order of the file.
 func fields(t reflect.Type) []field {
 	out := make([]field, 0, t.NumField())
 	for i := range t.NumField() {
-		name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ",")
+		name, option, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ",")
 		if name != "" && name != "-" {
-			out = append(out, field{key: name, index: i, typ: t.Field(i).Type})
+			out = append(out, field{key: name, index: i, typ: t.Field(i).Type, brief: option == "omitempty"})
 		}
 	}
 	return out

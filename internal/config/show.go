@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 )
 
 // Show writes the effective configuration as a file that can be loaded again, with
-// secrets hidden (the user and the query of URLs).
+// secrets hidden (the user and the query of URLs, and a key where there should be none).
 func Show(c Config) ([]byte, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
@@ -37,6 +38,9 @@ func toNode(v reflect.Value) *yaml.Node {
 			fv := v.Field(f.index)
 			if formOf(f.typ) == formMapping && fv.IsZero() && !prototype(f.typ).IsZero() {
 				continue // a mapping that was not written
+			}
+			if f.brief && (fv.IsZero() || fv.Kind() == reflect.Slice && fv.Len() == 0) {
+				continue
 			}
 			n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.key}, toNode(fv))
 		}
@@ -91,8 +95,12 @@ func durationText(d time.Duration) string {
 	return s
 }
 
-// redact hides what a URL, or an argument that holds one, may carry in secret.
+// keyForm is a key of WireGuard: the base64 of 32 bytes, which no setting takes.
+var keyForm = regexp.MustCompile(`(^|[^A-Za-z0-9+/])[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=`)
+
+// redact hides a key, and what a URL, or an argument that holds one, may carry in secret.
 func redact(s string) string {
+	s = keyForm.ReplaceAllString(s, "$1(hidden)")
 	at := strings.Index(s, "://")
 	if at < 0 {
 		return s

@@ -131,9 +131,18 @@ func (p *pass) settleIntent(ctx context.Context, l Lane, it Intent) (string, err
 }
 
 // keep ends a killed swap to an endpoint that passes: also what came after the peer, old
-// addresses and the MTU.
+// addresses and the MTU. What is remembered of the lane is of the endpoint before.
 func (p *pass) keep(ctx context.Context, l Lane, it Intent, present bool) error {
-	if err := p.install(ctx, l, it); err != nil || !present {
+	err := p.install(ctx, l, it)
+	if err == nil {
+		var m Memory
+		err = p.State.UpdateJSON(ctx, memoryFile, &m, func() error {
+			m = m.clone()
+			m.Lanes[l.Name] = LaneMemory{Since: p.Now()}
+			return nil
+		})
+	}
+	if err != nil || !present {
 		return err
 	}
 	return errors.Join(p.Devices.Settle(ctx, l, p.Installed(l.Name), false), p.flushLane(ctx, l))

@@ -201,7 +201,11 @@ func (p *pass) strict(ctx context.Context, l Lane) string {
 	c := p.Config.Check
 	r := p.Prober.Round(ctx, l, c, c.StrictCount, c.StrictCount)
 	if r.Got < c.StrictCount {
-		return fmt.Sprintf(strictCheck+"%d of %d pings lost", c.StrictCount-r.Got, c.StrictCount)
+		reason := fmt.Sprintf(strictCheck+"%d of %d pings lost", c.StrictCount-r.Got, c.StrictCount)
+		if r.Error != "" {
+			reason += ": " + r.Error
+		}
+		return reason
 	}
 	d, err := p.Devices.Observe(ctx, l)
 	if err != nil {

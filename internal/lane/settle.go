@@ -31,6 +31,11 @@ func (d *Devices) settle(ctx context.Context, c *control, k *link, dev *wgtypes.
 	if err := k.addAddrs(ctx, addrs); err != nil {
 		return err
 	}
+	// Before the peer: a run that is killed after that leaves a lane that works, and nobody
+	// would look at its MTU again.
+	if err := k.setMTU(ctx, t.mtu); err != nil {
+		return err
+	}
 	cfg, differs, fresh := t.differences(dev, renew)
 	if differs {
 		if err := c.set(ctx, cfg); err != nil {
@@ -39,9 +44,6 @@ func (d *Devices) settle(ctx context.Context, c *control, k *link, dev *wgtypes.
 		run.Point(ctx, "lane.settled")
 	}
 	if err := k.dropAddrs(ctx, addrs); err != nil {
-		return err
-	}
-	if err := k.setMTU(ctx, t.mtu); err != nil {
 		return err
 	}
 	// A peer begins no handshake while the link is down, so the keepalive that starts it

@@ -8,6 +8,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -174,6 +177,29 @@ func serveHelper(t testing.TB, name, conf string) *exec.Cmd {
 	return cmd
 }
 
+// awaitStopped waits until no thread of a process that got SIGSTOP runs any more.
+func awaitStopped(t *testing.T, pid int) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil || len(stats) == 0 {
+			t.Fatalf("threads of %d: %v, %v", pid, stats, err)
+		}
+		running := slices.ContainsFunc(stats, func(path string) bool {
+			b, err := os.ReadFile(path)
+			return err == nil && !strings.Contains(string(b), ") T ")
+		})
+		switch {
+		case !running:
+			return
+		case time.Now().After(deadline):
+			t.Fatal("the service does not stop")
+		}
+		runtime.Gosched()
+	}
+}
+
 func TestADeviceThatDoesNotAnswer(t *testing.T) {
 	needWorld(t)
 	a := newServer(t, "server-a", 0)
@@ -184,6 +210,7 @@ func TestADeviceThatDoesNotAnswer(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	awaitStopped(t, cmd.Process.Pid)
 	begin := time.Now()
 	v, err := d.Observe(t.Context(), l)
 	if err != nil || !v.Present || !strings.Contains(v.Error, "does not answer") {

@@ -29,34 +29,57 @@ func (b *batch) archive(ctx context.Context, src egress.Source, opts Options) er
 	switch {
 	case src.URL != "" && src.Path != "":
 		return errors.New("both url and path are set")
-	case src.URL != "":
-		return b.download(ctx, src.URL, opts)
-	case src.Path == "":
+	case src.URL == "" && src.Path == "":
 		return errors.New("neither url nor path is set")
+	case src.Path != "":
+		f, size, err := b.open(src.Path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return b.unpack(ctx, f, size, "the file", printable)
 	}
-	f, err := os.OpenFile(src.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	r, err := b.remote(src, opts)
 	if err != nil {
-		return fmt.Errorf("file %s: %w", printable(src.Path), cause(err))
+		return err
+	}
+	defer r.done()
+	f, size, _, err := b.download(ctx, r)
+	if err != nil {
+		return err
 	}
 	defer f.Close()
+	return b.unpack(ctx, f, size, "the answer", r.quote)
+}
+
+// open opens a source that is one local file.
+func (b *batch) open(path string) (*os.File, int64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, fmt.Errorf("file %s: %w", printable(path), cause(err))
+	}
 	fi, err := f.Stat()
 	switch {
 	case err != nil:
-		return fmt.Errorf("file %s: %w", printable(src.Path), cause(err))
+		err = fmt.Errorf("file %s: %w", printable(path), cause(err))
 	case !fi.Mode().IsRegular():
-		return fmt.Errorf("file %s: not a regular file", printable(src.Path))
+		err = fmt.Errorf("file %s: not a regular file", printable(path))
 	case fi.Size() > b.maxPacked():
-		return b.tooBig()
+		err = b.tooBig()
 	}
-	return b.unpack(ctx, f, fi.Size(), "the file", printable)
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	return f, fi.Size(), nil
 }
 
 // unpack reads an archive whose kind its first bytes tell. quote makes a text of the
 // far end fit for an error.
 func (b *batch) unpack(ctx context.Context, f io.ReaderAt, size int64, what string, quote func(string) string) error {
-	head := make([]byte, min(sniffLen, size))
-	if _, err := f.ReadAt(head, 0); err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s: %w", what, cause(err))
+	head, err := peek(f, size)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	body := io.NewSectionReader(f, 0, size)
 	switch s := sniff(head); s {
@@ -67,10 +90,19 @@ func (b *batch) unpack(ctx context.Context, f io.ReaderAt, size int64, what stri
 	case shapeGzip:
 		return b.gzip(ctx, body, quote)
 	case shapeOther, shapeEmpty, shapeHTML, shapeXML, shapeJSON, shapeProfile, shapeText:
-		return s.refuse(what, head, quote)
+		return s.refuse(what, "an archive", head, quote)
 	default:
-		return s.refuse(what, head, quote)
+		return s.refuse(what, "an archive", head, quote)
 	}
+}
+
+// peek returns the first bytes of a source.
+func peek(f io.ReaderAt, size int64) ([]byte, error) {
+	head := make([]byte, min(sniffLen, size))
+	if _, err := f.ReadAt(head, 0); err != nil && !errors.Is(err, io.EOF) {
+		return nil, cause(err)
+	}
+	return head, nil
 }
 
 func (b *batch) gzip(ctx context.Context, body io.Reader, quote func(string) string) error {
@@ -85,7 +117,7 @@ func (b *batch) gzip(ctx context.Context, body io.Reader, quote func(string) str
 	}
 	switch s := sniff(head); s {
 	case shapeEmpty, shapeZip, shapeGzip, shapeHTML, shapeXML, shapeJSON, shapeProfile, shapeText:
-		return s.refuse("what the gzip holds", head, quote)
+		return s.refuse("what the gzip holds", "an archive", head, quote)
 	case shapeTar, shapeOther: // a tar of the old kind has no mark
 	}
 	return b.tar(ctx, inner)

@@ -1,54 +1,123 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 const maxRedirects = 5
 
-// download spools the answer of a URL into a file without a name, and unpacks that.
-func (b *batch) download(ctx context.Context, raw string, opts Options) error {
-	u, err := url.Parse(raw)
+// remote is the far end of a source: who asks it and what must not be repeated of it.
+type remote struct {
+	client *http.Client
+	done   func()
+	home   *url.URL            // as in the configuration
+	quote  func(string) string // makes a text of the far end fit for an error
+}
+
+// remote opens the way to the source's URL. From here on the values of its headers
+// appear in nothing that the source yields.
+func (b *batch) remote(src egress.Source, opts Options) (*remote, error) {
+	u, err := url.Parse(src.URL)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		// The parser's own error repeats the URL, secrets and all.
-		return errors.New("the url is not http://host/… or https://host/…")
+		return nil, errors.New("the url is not http://host/… or https://host/…")
 	}
-	site := u.Scheme + "://" + u.Host
-	quote := quoter(u)
-	client, done := newClient(opts)
-	defer done()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, raw, nil)
+	headers, err := readHeaders(src.HeadersFile)
 	if err != nil {
-		return fmt.Errorf("%s: the request cannot be made", site)
+		return nil, err
+	}
+	secrets := headerSecrets(headers)
+	b.keep(secrets...)
+	client, done := newClient(opts)
+	client.Transport = &courier{next: client.Transport, home: u, headers: headers}
+	return &remote{client: client, done: done, home: u, quote: quoter(u, secrets...)}, nil
+}
+
+// site is how an error names an address: without anything that may be secret.
+func site(u *url.URL) string { return u.Scheme + "://" + u.Host }
+
+// sameSite reports whether two addresses are of one site.
+func sameSite(a, b *url.URL) bool {
+	return a.Scheme == b.Scheme && strings.EqualFold(a.Hostname(), b.Hostname()) && portOf(a) == portOf(b)
+}
+
+func portOf(u *url.URL) string {
+	switch {
+	case u.Port() != "":
+		return u.Port()
+	case u.Scheme == "https":
+		return "443"
+	}
+	return "80"
+}
+
+// courier adds the configured headers to requests for the configured site, and to no
+// other that a redirect leads to.
+type courier struct {
+	next    http.RoundTripper
+	home    *url.URL
+	headers http.Header
+}
+
+// RoundTrip sends one request.
+func (c *courier) RoundTrip(req *http.Request) (*http.Response, error) {
+	if len(c.headers) > 0 && sameSite(req.URL, c.home) {
+		req = req.Clone(req.Context())
+		maps.Copy(req.Header, c.headers)
+	}
+	return c.next.RoundTrip(req)
+}
+
+// get asks for an address; an answer other than 200 is an error. The caller closes the
+// body.
+func (r *remote) get(ctx context.Context, u *url.URL) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("%s: the request cannot be made", site(u))
 	}
 	req.Header.Set("User-Agent", "shunt")
-	resp, err := client.Do(req)
+	resp, err := r.client.Do(req)
 	if err != nil {
-		return fmt.Errorf("%s: %s", site, quote(transportText(err)))
+		return nil, fmt.Errorf("%s: %s", site(u), r.quote(transportText(err)))
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		return nil, statusError(site(u), resp, r.quote)
+	}
+	return resp, nil
+}
+
+// download spools the answer of the source's URL into a file without a name. base is the
+// address that answered.
+func (b *batch) download(ctx context.Context, r *remote) (f *os.File, size int64, base *url.URL, err error) {
+	resp, err := r.get(ctx, r.home)
+	if err != nil {
+		return nil, 0, nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return statusError(site, resp, quote)
+	if f, err = b.spool(); err != nil {
+		return nil, 0, nil, err
 	}
-	f, err := b.spool()
-	if err != nil {
-		return err
+	if size, err = b.receive(f, resp, r.quote); err != nil {
+		f.Close()
+		return nil, 0, nil, fmt.Errorf("%s: %w", site(r.home), err)
 	}
-	defer f.Close()
-	n, err := b.receive(f, resp, quote)
-	if err != nil {
-		return fmt.Errorf("%s: %w", site, err)
-	}
-	return b.unpack(ctx, f, n, "the answer", quote)
+	return f, size, resp.Request.URL, nil
 }
 
 // newClient makes a client of its own: no environment proxy, no shared connections.
@@ -130,34 +199,48 @@ func transportText(err error) string {
 
 // quoter returns a function that makes a text from outside fit for an error: printable,
 // short, and without what the URL keeps secret, which is its user, its password and
-// its query. It also strips those of any other URL in the text.
-func quoter(u *url.URL) func(string) string {
-	var secrets []string
-	add := func(s string) {
-		if len(s) >= 3 {
-			secrets = append(secrets, s, "(hidden)")
-		}
-	}
+// its query, nor any other secret. It also strips those of any other URL in the text.
+func quoter(u *url.URL, secrets ...string) func(string) string {
+	secrets = slices.Clone(secrets)
 	if u.User != nil {
 		pass, _ := u.User.Password()
-		add(pass)
-		add(url.QueryEscape(pass))
-		add(u.User.Username())
-		add(url.QueryEscape(u.User.Username()))
+		secrets = append(secrets, pass, u.User.Username())
 	}
-	add(u.RawQuery)
+	secrets = append(secrets, u.RawQuery)
 	for _, values := range u.Query() {
-		for _, v := range values {
-			add(v)
-			add(url.QueryEscape(v))
-		}
+		secrets = append(secrets, values...)
 	}
-	hide := strings.NewReplacer(secrets...)
+	hide := hider(3, secrets)
 	user := regexp.MustCompile(`//[^/\s"]*@`)
 	query := regexp.MustCompile(`\?[^\s"]+`)
 	return func(s string) string {
-		s = hide.Replace(s)
+		s = hide(s)
 		s = user.ReplaceAllString(s, "//")
 		return printable(query.ReplaceAllString(s, "?(hidden)"))
 	}
+}
+
+// hider returns a function that hides secrets of at least that many bytes, as they are
+// and in the forms that an error may quote them in.
+func hider(least int, secrets []string) func(string) string {
+	var forms []string
+	for _, s := range secrets {
+		quoted := strconv.Quote(s)
+		for _, f := range []string{s, url.QueryEscape(s), url.PathEscape(s), quoted[1 : len(quoted)-1]} {
+			if len(f) >= least {
+				forms = append(forms, f)
+			}
+		}
+	}
+	if len(forms) == 0 {
+		return func(s string) string { return s }
+	}
+	// At one place the first form that fits is taken: no short one may leave the rest of
+	// a longer one behind.
+	slices.SortFunc(forms, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
+	var pairs []string
+	for _, f := range slices.Compact(forms) {
+		pairs = append(pairs, f, "(hidden)")
+	}
+	return strings.NewReplacer(pairs...).Replace
 }

@@ -1,5 +1,5 @@
 // Package provider fetches tunnel profiles from the sources of the configuration: a
-// folder, an archive or a command. What it hands on lies in a folder of the caller's,
+// folder, an archive, a command, a site or a provider's relay list. What it hands on lies in a folder of the caller's,
 // was parsed, and is unique. It never writes anywhere else, whatever a source says.
 package provider
 
@@ -54,7 +54,8 @@ func (l Listing) Count() int { return len(l.Entries) }
 
 // Options are the ways to the world that a fetch is given.
 type Options struct {
-	// DialContext opens the connections of downloads; nil = the system's own.
+	// DialContext opens the connections of downloads; nil = the system's own. It is
+	// handed names as they stand in the URL, and resolves them: nothing else does.
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
@@ -101,6 +102,10 @@ func (b *batch) fetch(ctx context.Context, src egress.Source, opts Options) erro
 		err = b.archive(limited, src, opts)
 	case egress.SourceExec:
 		err = b.exec(limited, src.Command)
+	case egress.SourceHTTP:
+		err = b.http(limited, src, opts)
+	case egress.SourceMullvad:
+		err = b.mullvad(limited, src, opts)
 	case egress.SourceUnknown:
 		err = errors.New("no type")
 	default:
@@ -112,12 +117,20 @@ func (b *batch) fetch(ctx context.Context, src egress.Source, opts Options) erro
 	}
 	if err != nil {
 		b.undo()
-		return err
+		return b.masked(err)
 	}
 	if b.usable == 0 {
 		return b.nothing()
 	}
 	return nil
+}
+
+// masked is an error without the secrets of the source, should one be in it.
+func (b *batch) masked(err error) error {
+	if text := err.Error(); b.mask(text) != text {
+		return errors.New(b.mask(text))
+	}
+	return err
 }
 
 // nothing says why a source that could be read is of no use.

@@ -96,22 +96,22 @@ func (s shape) String() string {
 	return "data of an unknown kind"
 }
 
-// refuse says why a body of this shape is not an archive. what names the body:
+// refuse says why a body of this shape is not what was wanted. what names the body:
 // "the answer" or "the file".
-func (s shape) refuse(what string, head []byte, quote func(string) string) error {
+func (s shape) refuse(what, wanted string, head []byte, quote func(string) string) error {
 	switch s {
 	case shapeEmpty:
 		return fmt.Errorf("%s is empty", what)
 	case shapeJSON:
 		if msg := jsonMessage(head); msg != "" {
-			return fmt.Errorf("%s is %s, not an archive: %s", what, s, quote(msg))
+			return fmt.Errorf("%s is %s, not %s: %s", what, s, wanted, quote(msg))
 		}
 	case shapeText:
 		line, _, _ := strings.Cut(strings.TrimSpace(string(head)), "\n")
-		return fmt.Errorf("%s is %s, not an archive: %s", what, s, shorten(quote(line), 120))
+		return fmt.Errorf("%s is %s, not %s: %s", what, s, wanted, shorten(quote(line), 120))
 	case shapeOther, shapeZip, shapeGzip, shapeTar, shapeHTML, shapeXML, shapeProfile:
 	}
-	return fmt.Errorf("%s is %s, not an archive", what, s)
+	return fmt.Errorf("%s is %s, not %s", what, s, wanted)
 }
 
 // jsonMessage is the text by which a provider's JSON answer explains itself.

@@ -60,6 +60,18 @@ type batch struct {
 	usable     int   // profiles that parse and fit, duplicates included
 	firstEntry int
 	firstSkip  int
+	secrets    []string            // must appear in nothing that the source yields
+	mask       func(string) string // hides them
+}
+
+// leastSecret is the length of the shortest secret that is hidden in names, in bytes.
+const leastSecret = 4
+
+// keep remembers secrets of the source: a far end that repeats them finds them in no name
+// and in no reason.
+func (b *batch) keep(secrets ...string) {
+	b.secrets = append(b.secrets, secrets...)
+	b.mask = hider(leastSecret, b.secrets)
 }
 
 func (s *shelf) begin(src egress.Source) *batch {
@@ -67,6 +79,7 @@ func (s *shelf) begin(src egress.Source) *batch {
 		shelf: s, source: src.Name, timeout: src.Timeout, maxBytes: src.MaxBytes, maxFiles: src.MaxFiles,
 		firstEntry: len(s.list.Entries), firstSkip: len(s.list.Skipped),
 	}
+	b.keep()
 	if b.timeout <= 0 {
 		b.timeout = DefaultTimeout
 	}
@@ -116,7 +129,7 @@ func (b *batch) tooBig() error {
 }
 
 func (b *batch) skip(file, reason string) {
-	b.shelf.list.Skipped = append(b.shelf.list.Skipped, Skipped{Source: b.source, File: printable(file), Reason: reason})
+	b.shelf.list.Skipped = append(b.shelf.list.Skipped, Skipped{Source: b.source, File: printable(b.mask(file)), Reason: b.mask(reason)})
 }
 
 // add parses one file and puts it on the shelf, or skips it with a reason. The error
@@ -144,7 +157,7 @@ func (b *batch) add(file string, data []byte) error {
 		b.skip(file, fmt.Sprintf("the same server key and client key as %s", s.entryName(i)))
 		return nil
 	}
-	name, err := s.write(file, data)
+	name, err := s.write(b.mask(file), data)
 	if err != nil {
 		return fmt.Errorf("copy of %s: %w", printable(file), err)
 	}

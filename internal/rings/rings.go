@@ -39,7 +39,7 @@ type Fence struct {
 // package that is not here has no place yet, which Check reports.
 func Rings() map[string][]string {
 	adapters := []string{"internal/lane", "internal/plane", "internal/probe", "internal/provider", "internal/tunnel"}
-	ground := []string{"internal/health", "internal/journal", "internal/profile", "internal/run", "internal/state"}
+	ground := []string{"internal/amnezia", "internal/health", "internal/journal", "internal/profile", "internal/run", "internal/state"}
 	domains := []string{"internal/egress"}
 
 	rules := map[string][]string{
@@ -48,6 +48,7 @@ func Rings() map[string][]string {
 		"internal/rings":   {},
 		"internal/health":  {},
 		"internal/profile": {},
+		"internal/amnezia": {"internal/profile"},
 		"internal/run":     {},
 		// The ground ring has one order of its own: records are written through state,
 		// and state has the kill points of run.
@@ -79,7 +80,9 @@ func Fences() []Fence {
 		{"github.com/ti-mo/conntrack", []string{"internal/lab", "internal/plane"}, "plane is the door to conntrack"},
 		{"github.com/vishvananda/netlink", kernel, "a domain knows no kernel"},
 		{"golang.zx2c4.com/wireguard/wgctrl", []string{"internal/lab", "internal/lane"}, "lane is the door to devices"},
-		{"golang.zx2c4.com/wireguard", kernel, "a domain knows no tunnel"},
+		{"golang.zx2c4.com/wireguard", slices.Concat([]string{"internal/amnezia"}, kernel), "a domain knows no tunnel"},
+		{"golang.zx2c4.com/wireguard/tun/netstack", nil, "tunnel/tcp is the user-space stack"},
+		{"gvisor.dev/gvisor", []string{"internal/tunnel"}, "tunnel/tcp is the user-space stack"},
 		{"net/http", []string{"internal/lab", "internal/provider"}, "provider is the door to the web"},
 		{"testing", nil, "the product does not carry its tests"},
 	}

@@ -113,6 +113,17 @@ func TestBrokenGraphsAreFound(t *testing.T) {
 			outside("internal/tunnel", "golang.zx2c4.com/wireguard/device"),
 			outside("internal/tunnel", "golang.zx2c4.com/wireguard/wgctrl/wgtypes"),
 		}, []string{"internal/tunnel/x.go: internal/tunnel may not import golang.zx2c4.com/wireguard/wgctrl/wgtypes: lane is the door to devices"}},
+		{
+			"a user-space stack outside tunnel",
+			[]rings.Import{
+				outside("internal/tunnel/tcp", "gvisor.dev/gvisor/pkg/tcpip"), outside("internal/probe", "gvisor.dev/gvisor/pkg/tcpip"),
+				outside("internal/lab", "golang.zx2c4.com/wireguard/tun/netstack"),
+			},
+			[]string{
+				"internal/lab/x.go: internal/lab may not import golang.zx2c4.com/wireguard/tun/netstack: tunnel/tcp is the user-space stack",
+				"internal/probe/x.go: internal/probe may not import gvisor.dev/gvisor/pkg/tcpip: tunnel/tcp is the user-space stack",
+			},
+		},
 		{"a name that only begins alike is not fenced", []rings.Import{outside("internal/state", "os/execute")}, nil},
 	}
 	for _, tt := range tests {

@@ -23,7 +23,7 @@ const (
 )
 
 // echoTUN is the inner side of a device: packets that we hand to it leave through the
-// tunnel, what comes out of the tunnel goes to got. There is no stack behind it.
+// tunnel, what comes out of the tunnel goes to got. It has no stack of its own.
 type echoTUN struct {
 	mtu    int
 	got    func(ip []byte) // nil = nothing is expected

@@ -168,13 +168,18 @@ func TestAServerUnderLoadGetsItsCookieBack(t *testing.T) {
 	stop := s.Flood(0)
 	defer stop()
 	c := config()
-	c.HandshakeTimeout, c.PingTimeout, c.FullSize = 5*time.Second, 2*time.Second, false
-	results, err := run(t, t.Context(), c, targets, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r := results[targets[0].Path]; r.Handshake == 0 {
-		t.Errorf("%+v", r)
+	c.HandshakeTimeout, c.PingTimeout, c.FullSize = 5*time.Second, time.Second, false
+	for range 8 { // a server that gets much of the cores is not under load each time
+		results, err := run(t, t.Context(), c, targets, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := results[targets[0].Path]; r.Handshake == 0 {
+			t.Errorf("%+v", r)
+		}
+		if s.Cookies(0) > 0 {
+			break
+		}
 	}
 	if s.Cookies(0) == 0 {
 		t.Error("the server never asked for its cookie, so nothing was tested")

@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"sync/atomic"
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
 
 	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/tunnel/tcp"
 )
 
 const (
@@ -31,6 +33,9 @@ type session struct {
 	cookie [cookieSize]byte
 	sent   int // pings so far; the next one's sequence number
 	got    chan reply
+	handed atomic.Int64 // packets that the device was given
+	stack  atomic.Pointer[tcp.Stack]
+	spoilt bool // the device may still hold a packet of this session
 }
 
 type reply struct {
@@ -60,20 +65,31 @@ func (r *round) open(s *subject) (*session, error) {
 	return t, nil
 }
 
-// close ends the session. The device is used again unless the session was broken off:
-// then a packet may still be on its way through the device.
+// close ends the session. The device is used again unless the session was broken off or
+// a packet may still be on its way through the device.
 func (r *round) close(ctx context.Context, t *session) {
 	t.box.remove(t.subj, serverName)
 	t.box.holder.Store(nil)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || t.spoilt {
 		t.box.device.Close()
 		return
 	}
 	r.shelf.give(t.box)
 }
 
+// send hands a packet to the tunnel; it is lost when there is no room.
+func (t *session) send(ip []byte) {
+	if t.box.tun.send(ip) {
+		t.handed.Add(1)
+	}
+}
+
 // receive gets what comes out of the tunnel.
 func (t *session) receive(ip []byte) {
+	if s := t.stack.Load(); s != nil && tcp.Segment(ip) {
+		s.Receive(ip)
+		return
+	}
 	e, ok := parseReply(ip)
 	if !ok || e.id != t.id || e.cookie != t.cookie {
 		return
@@ -117,7 +133,10 @@ func (r *round) through(ctx context.Context, s *subject, res *egress.TestResult,
 	if res.Got < res.Sent {
 		return ReasonLoss
 	}
-	return full
+	if full != "" {
+		return full
+	}
+	return r.data(ctx, t)
 }
 
 // full returns why packets of the tunnel's MTU do not pass; "" = they do. Losses that a
@@ -162,7 +181,7 @@ func (t *session) ping(ctx context.Context, n, size int, gap, timeout time.Durat
 			}
 			p := t.subj.pings[t.sent%len(t.subj.pings)]
 			e := echo{id: t.id, seq: uint16(t.sent), cookie: t.cookie, size: size} //nolint:gosec // a handful
-			t.box.tun.send(e.request(p.from, p.to))
+			t.send(e.request(p.from, p.to))
 			t.sent++
 			if sent++; sent < n {
 				next.Reset(gap)

@@ -25,6 +25,7 @@ type subject struct {
 	endpoint    netip.AddrPort
 	mtu         int    // bytes
 	pings       []path // in turn
+	witnesses   []witness
 }
 
 // path is where a ping goes inside the tunnel.
@@ -92,6 +93,9 @@ func (s *subject) read(c egress.TestConfig) error {
 	}
 	if len(c.Targets) > 0 && len(s.pings) == 0 {
 		return fmt.Errorf("no address of the family of any target")
+	}
+	if s.witnesses = witnesses(p.Addresses, s.mtu, c.TLS); len(c.TLS) > 0 && len(s.witnesses) == 0 {
+		return fmt.Errorf("no address of the family of any TLS target")
 	}
 	return nil
 }

@@ -1,5 +1,6 @@
 // Package tunnel proves endpoints in process: upstream WireGuard devices over a tiny
-// in-memory TUN that knows only ICMP echo, without kernel interface, route or rule.
+// in-memory TUN that knows only ICMP echo, without kernel interface, route or rule. What
+// answers is asked for a TLS handshake, over a TCP stack that exists only meanwhile.
 //
 // A large set is sieved first: one device holds many servers as peers and does nothing
 // but handshakes, so that a silent server costs two goroutines and no descriptor. Each
@@ -28,6 +29,7 @@ const (
 	ReasonLoss        = "loss"
 	ReasonMTU         = "mtu"      // small packets pass, full-size ones never did
 	ReasonChoked      = "choked"   // full-size packets stopped passing after a few KiB
+	ReasonNoData      = "no data"  // pings of every size pass, TCP does not
 	ReasonBusy        = "busy"     // a lane uses the pair
 	ReasonUntested    = "untested" // the tests ended before its own did
 	ReasonUnsupported = "unsupported profile"
@@ -39,6 +41,7 @@ const (
 	DefaultRate             = 200 // per second
 	DefaultHandshakeTimeout = 3 * time.Second
 	DefaultPingTimeout      = time.Second
+	DefaultTLSTimeout       = 2 * time.Second
 	DefaultMTU              = 1420 // bytes
 )
 
@@ -71,8 +74,10 @@ func New(o Options) *Tester { return &Tester{opts: o} }
 // Test tests every target and calls done once for each, never two at a time; the
 // tunnel is closed before done is called for its target. Parallel bounds the tunnels open at
 // once, Rate the handshakes begun per second (that of a tunnel after the sieve is not
-// counted: the sieve has spread them already). Without Pings and FullSize nothing but
+// counted: the sieve has spread them already). Without Pings, FullSize and TLS nothing but
 // handshakes is done, which leaves a session that somebody else has with the same pair alone.
+// TLS comes last, for those that passed all else, at most 16 at once; it counts as one
+// more handshake of Rate.
 //
 // busy, nil or quick and safe to call from another goroutine, is asked right before a
 // target's first packet and every 20 ms while it is under test; calls never overlap.
@@ -107,6 +112,7 @@ func (t *Tester) Test(ctx context.Context, c egress.TestConfig, targets []egress
 		direct:  len(groups) <= min(directMax, c.Parallel),
 		tunnels: semaphore.NewWeighted(int64(c.Parallel)),
 		waiters: semaphore.NewWeighted(int64(c.Parallel) * waitersPerTunnel),
+		streams: semaphore.NewWeighted(int64(min(streamsMax, c.Parallel))),
 		pace:    rate.NewLimiter(rate.Limit(c.Rate), 1),
 		watch:   newWatch(busy),
 		shelf:   newShelf(sock),
@@ -143,6 +149,9 @@ func withDefaults(c egress.TestConfig) egress.TestConfig {
 	if c.PingTimeout <= 0 {
 		c.PingTimeout = DefaultPingTimeout
 	}
+	if c.TLSTimeout <= 0 {
+		c.TLSTimeout = DefaultTLSTimeout
+	}
 	for i, a := range c.Targets {
 		if a.Is4In6() {
 			c.Targets = append([]netip.Addr(nil), c.Targets...)
@@ -166,6 +175,7 @@ type round struct {
 	direct   bool
 	tunnels  *semaphore.Weighted
 	waiters  *semaphore.Weighted
+	streams  *semaphore.Weighted
 	pace     *rate.Limiter
 	watch    *watch
 	mu       sync.Mutex // done is called under it
@@ -182,7 +192,7 @@ func (r *round) report(res egress.TestResult) {
 	r.done(res)
 }
 
-// test takes one subject through both stages. All that it opened is closed when it returns.
+// test takes one subject through all stages. All that it opened is closed when it returns.
 func (r *round) test(s *subject) egress.TestResult {
 	res := s.result("")
 	switch {
@@ -208,7 +218,7 @@ func (r *round) test(s *subject) egress.TestResult {
 // stages returns the reason for which the subject fails; "" = it passes. What it
 // returns after the end of ctx is meaningless.
 func (r *round) stages(ctx context.Context, cancel context.CancelCauseFunc, s *subject, res *egress.TestResult) string {
-	inside := r.c.Pings > 0 || r.c.FullSize
+	inside := r.c.Pings > 0 || r.c.FullSize || len(r.c.TLS) > 0
 	if r.direct && inside {
 		release, ok := r.begin(ctx, cancel, s, r.tunnels, 1, res)
 		if !ok {

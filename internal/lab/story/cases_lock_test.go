@@ -60,7 +60,7 @@ func TestOfTwoRefreshesOneWorksAndTheOtherNamesIt(t *testing.T) {
 	}
 	p := build(t, lab.WorldOptions{Lanes: 1, Endpoints: 3})
 	first := p.slowRefresh()
-	second := p.World.Shunt(t.Context(), "egress", "refresh")
+	second := p.Shunt(t.Context(), "egress", "refresh")
 	want := fmt.Sprintf("lock pool: held by shunt egress refresh (pid %d, since ", first.Pid())
 	if second.Code != 75 || !strings.Contains(string(second.Stderr), want) {
 		t.Errorf("the second refresh: exit code %d, want 75 and %q: %s", second.Code, want, second.Stderr)
@@ -126,7 +126,7 @@ func TestAChildThatAHookLeavesKeepsNoLock(t *testing.T) {
 		}
 	})
 	for _, args := range [][]string{{"egress", "refresh"}, {"egress", "rebalance"}, {"egress", "repair"}, {"egress", "refresh"}, {"egress", "rebalance"}} {
-		if r := p.World.Shunt(t.Context(), args...); r.Code != 0 || r.Took > 20*time.Second {
+		if r := p.Shunt(t.Context(), args...); r.Code != 0 || r.Took > 20*time.Second {
 			t.Fatalf("%v: exit code %d after %s: %s", args, r.Code, r.Took, r.Stderr)
 		}
 	}
@@ -168,7 +168,7 @@ func TestAHookThatNeverReturnsIsKilledAndTheRepairFinishes(t *testing.T) {
 	dead := p.carries(one)
 	p.fault(dead, server.Silent())
 	began := time.Now()
-	r := p.World.Shunt(t.Context(), "egress", "repair", "--rounds", "2", "--interval", "10ms")
+	r := p.Shunt(t.Context(), "egress", "repair", "--rounds", "2", "--interval", "10ms")
 	if r.Code != 0 || p.carries(one) == dead {
 		t.Errorf("repair: exit code %d, the lane carries %v: %s", r.Code, p.carries(one), r.Stderr)
 	}
@@ -211,7 +211,7 @@ func TestStatusWaitsForNoLock(t *testing.T) {
 	}
 	worst := time.Duration(0)
 	for range 5 {
-		r := p.World.Shunt(t.Context(), "egress", "status")
+		r := p.Shunt(t.Context(), "egress", "status")
 		if r.Code != 0 || !strings.Contains(string(r.Stdout), one) || !strings.Contains(string(r.Stdout), "egress refresh") {
 			t.Fatalf("status: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}

@@ -56,8 +56,11 @@ func (k *killer) readPools() (records, error) {
 		for _, row := range rows {
 			x := k.w.Far.Find(row.Endpoint)
 			b, err := os.ReadFile(row.ConfigPath)
-			if err != nil || x == nil || !bytes.Equal(b, x.Profile()) {
-				return r, fmt.Errorf("pool %s: the profile of %s is not its own: %v", name, row.Endpoint, err)
+			if err != nil {
+				return r, fmt.Errorf("pool %s: %w", name, err)
+			}
+			if x == nil || !bytes.Equal(b, x.Profile()) {
+				return r, fmt.Errorf("pool %s: the profile of %s is not its own", name, row.Endpoint)
 			}
 			dir := filepath.Dir(row.ConfigPath)
 			if folder != "" && dir != folder || !r.began.IsZero() && !mtime.Equal(r.began) {

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/shunt-net/shunt/internal/tunnel/tcp"
 )
 
 // bigPacket is the size in bytes above which an inner packet counts as data: a choked
 // path lets small ones through for ever.
 const bigPacket = 200
 
-// inside is the inner side of an endpoint: a TUN that answers ICMP echo, v4 and v6, for every address.
+// inside is the inner side of an endpoint: a TUN that answers ICMP echo and TLS, v4 and v6, for every address.
 type inside struct {
 	endpoint *endpoint
 	events   chan tun.Event
@@ -49,17 +51,25 @@ func (t *inside) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 
 func (t *inside) Write(bufs [][]byte, offset int) (int, error) {
 	for _, b := range bufs {
-		if !t.endpoint.pass(len(b) - offset) {
+		if !t.endpoint.pass(b[offset:]) {
+			continue
+		}
+		if tcp.Segment(b[offset:]) {
+			t.endpoint.web.receive(b[offset:], t.send)
 			continue
 		}
 		if r := answer(b[offset:]); r != nil {
-			select {
-			case t.out <- r:
-			default:
-			}
+			t.send(r)
 		}
 	}
 	return len(bufs), nil
+}
+
+func (t *inside) send(ip []byte) {
+	select {
+	case t.out <- ip:
+	default:
+	}
 }
 
 // admit counts a datagram from outside and says whether the device may see it.
@@ -77,9 +87,12 @@ func (e *endpoint) admit(b []byte) bool {
 	return !e.behaviour.Load().Silent
 }
 
-// pass says whether an inner packet of that many bytes gets through.
-func (e *endpoint) pass(size int) bool {
-	b := e.behaviour.Load()
+// pass says whether an inner packet gets through.
+func (e *endpoint) pass(ip []byte) bool {
+	b, size := e.behaviour.Load(), len(ip)
+	if (b.NoTCP || b.NoData) && tcp.Segment(ip) && (b.NoTCP || payload(ip) > 0) {
+		return false
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if b.MTU > 0 && size > b.MTU {
@@ -95,6 +108,18 @@ func (e *endpoint) pass(size int) bool {
 		return false
 	}
 	return true
+}
+
+// payload is how many bytes of data a TCP segment without IPv6 extension headers carries.
+func payload(ip []byte) int {
+	head := 40
+	if ip[0]>>4 == 4 {
+		head = int(ip[0]&15) * 4
+	}
+	if len(ip) < head+20 {
+		return 0
+	}
+	return len(ip) - head - int(ip[head+12]>>4)*4
 }
 
 // answer turns an echo request into its reply; nil = it was none.

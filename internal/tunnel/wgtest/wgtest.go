@@ -1,11 +1,13 @@
 // Package wgtest is a test server: many WireGuard endpoints in one process, each an
 // upstream wireguard-go device with its own key behind a small UDP socket, whose inner
-// side knows nothing but ICMP echo. Round-trip time, silence, loss, a choked path and a
-// small path MTU are settings, so that no kernel module and no netem is needed.
+// side answers ICMP echo and TLS at port 443 for every address. Round-trip time, silence,
+// loss, a choked path, a small path MTU and TCP that gets nowhere are settings, so that no
+// kernel module and no netem is needed.
 package wgtest
 
 import (
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -28,6 +30,8 @@ type Behaviour struct {
 	Drop       float64 // share of echo requests that are lost, spread evenly: 0.5 drops every second one
 	ChokeAfter int     // bytes of inner packets over 200 bytes after which no such packet passes; 0 = never
 	MTU        int     // inner packets of more bytes are lost; 0 = any pass
+	NoTCP      bool    // TCP segments are lost
+	NoData     bool    // TCP connects, but segments with data are lost
 }
 
 // Options shapes a Server.
@@ -38,6 +42,8 @@ type Options struct {
 	OwnKeys    bool                  // each profile has a client key of its own; else all share one
 	ProfileMTU int                   // MTU line of the profiles, bytes; 0 = none
 	Seed       string                // makes the keys of two servers differ
+	Refuse     []netip.Addr          // hosts inside whose TLS service cuts each connection off
+	Deaf       []netip.Addr          // hosts inside that no TCP segment reaches
 }
 
 // Server is a set of running endpoints.
@@ -45,6 +51,7 @@ type Server struct {
 	opts      Options
 	endpoints []*endpoint
 	delay     *delayLine
+	tls       func() (*tls.Config, error)
 }
 
 // endpoint is one server key at one port.
@@ -64,6 +71,7 @@ type endpoint struct {
 	debt         float64
 	choked       int
 	lastDatagram atomic.Int64 // unix nanoseconds
+	web          web
 }
 
 // Start runs n endpoints on ports that the kernel chooses.
@@ -71,7 +79,7 @@ func Start(n int, o Options) (*Server, error) {
 	if !o.Listen.IsValid() {
 		o.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
-	s := &Server{opts: o, delay: newDelayLine(o.RTT)}
+	s := &Server{opts: o, delay: newDelayLine(o.RTT), tls: sync.OnceValues(certified)}
 	for i := range n {
 		e, err := s.start(i)
 		if err != nil {
@@ -89,7 +97,7 @@ func (s *Server) start(i int) (*endpoint, error) {
 		client = i
 	}
 	clientPrivate, clientPublic := keyPair(fmt.Sprintf("%s client %d", s.opts.Seed, client))
-	e := &endpoint{index: i, public: public, client: clientPrivate}
+	e := &endpoint{index: i, public: public, client: clientPrivate, web: web{conf: s.tls, refuse: s.opts.Refuse, deaf: s.opts.Deaf}}
 	b := Behaviour{}
 	if s.opts.Behave != nil {
 		b = s.opts.Behave(i)
@@ -122,6 +130,7 @@ func (s *Server) Close() error {
 		if e.device != nil {
 			e.device.Close()
 		}
+		e.web.close()
 		errs = append(errs, e.bind.Close())
 	}
 	s.delay.close()
@@ -145,6 +154,10 @@ func (s *Server) Initiations(i int) int { return int(s.endpoints[i].initiations.
 
 // Data is how many transport messages reached endpoint i.
 func (s *Server) Data(i int) int { return int(s.endpoints[i].data.Load()) }
+
+// TLS is how many TLS handshakes clients began with hosts behind endpoint i, so far as
+// their first message arrived.
+func (s *Server) TLS(i int) int { return int(s.endpoints[i].web.begun.Load()) }
 
 // Cookies is how many cookie replies endpoint i sent to clients that were not Flood's.
 func (s *Server) Cookies(i int) int { return int(s.endpoints[i].cookies.Load()) }
