@@ -54,7 +54,8 @@ func TestWhatIsEncodedIsDecoded(t *testing.T) {
 			for k, d := range out {
 				n, kind := to.Decode(d, len(d), nil)
 				if k < len(out)-1 {
-					if n != 0 {
+					// Where H4 is wide, junk can have its form: the device knows it by the index.
+					if kind == KindInitiation || kind == KindResponse || kind == KindPlain {
 						rt.Fatalf("junk is taken for %s", kind)
 					}
 					continue
