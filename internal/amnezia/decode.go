@@ -164,7 +164,7 @@ func (c *Codec) take(h []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.peers {
-		if !p.sent || p.index == receiverOf(h) {
+		if !p.sent || p.index != receiverOf(h) {
 			continue
 		}
 		box, err := chacha20poly1305.NewX(p.cookie[:])
