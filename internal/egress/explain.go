@@ -136,7 +136,7 @@ func (p *pass) explainEndpoint(endpoint string) Explanation {
 		}
 		say("quarantined at %s from lane %s (%s), replaced by %s; %s", stamp(q.FailedAt), q.Slot, q.Reason, orNone(q.Replacement), by)
 	}
-	if h, ok := p.in.Memory.Holds[endpoint]; ok && h.Failures > 0 {
+	if h, ok := p.in.Memory.Holds[endpoint]; ok && h.Failures > 1 {
 		say("failed %d times lately; held down for another %s", h.Failures, max(0, holdLeft(h, p.in.Now, p.Config.Repair.HoldMax)).Round(time.Second))
 	}
 	return x

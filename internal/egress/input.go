@@ -53,6 +53,7 @@ type Memory struct {
 	PoolSeqs    map[int64]uint64      `json:"pool_seqs,omitempty"` // began (unix seconds) -> sequence at that moment
 	UplinkDown  bool                  `json:"uplink_down,omitempty"`
 	UplinkSince time.Time             `json:"uplink_since,omitzero"`
+	DoubtAt     time.Time             `json:"doubt_at,omitzero"`   // last search for a way out behind a gateway that answers
 	LastSize    int                   `json:"last_size,omitempty"` // endpoints in the last list that became a pool
 }
 
