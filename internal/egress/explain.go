@@ -68,10 +68,9 @@ func (p *pass) explainLane(l Lane) Explanation {
 	mem := p.in.Memory.Lanes[l.Name]
 	say := func(format string, a ...any) { x.Facts = append(x.Facts, fmt.Sprintf(format, a...)) }
 	say("interface %s, table %d, mark %s, class %v", l.Interface, l.Table, l.Mark, l.DSCP)
-	switch {
-	case v.Endpoint == "":
+	if v.Endpoint == "" {
 		say("it carries no endpoint yet: the next rebalance places one")
-	default:
+	} else {
 		say("it carries %s since %s", v.Endpoint, stamp(mem.Since))
 	}
 	say("last verdict: %s %s (%d failed rounds in a row, %d good)", first(mem.State, "none"), mem.Reason, mem.Misses, mem.Goods)

@@ -22,7 +22,6 @@ import (
 type world struct {
 	mu      sync.Mutex
 	now     time.Time
-	boot    int                  // counts reboots
 	alive   map[string]bool      // endpoint -> answers
 	carries map[string]string    // lane -> endpoint of the device
 	shaken  map[string]time.Time // lane -> last handshake

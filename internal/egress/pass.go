@@ -307,8 +307,7 @@ func (p *pass) locked(ctx context.Context, name string, f func() error) error {
 	if err != nil {
 		return err
 	}
-	defer l.Unlock()
-	return f()
+	return errors.Join(f(), l.Unlock())
 }
 
 // lockLane takes a lane for the rest of the pass. False: another run has it, or it has
