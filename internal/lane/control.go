@@ -48,9 +48,13 @@ func (v *control) read(ctx context.Context) (*wgtypes.Device, error) {
 }
 
 // set applies cfg. It is no transaction on a userspace device: after an error the device
-// holds some part of cfg.
+// holds some part of cfg. Once begun it is waited for, also when ctx ends meanwhile: else
+// nobody could tell what is to be put back.
 func (v *control) set(ctx context.Context, cfg wgtypes.Config) error {
-	return v.call(ctx, func() error { return v.client.ConfigureDevice(v.name, cfg) })
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("interface %s: %w", v.name, err)
+	}
+	return v.call(context.WithoutCancel(ctx), func() error { return v.client.ConfigureDevice(v.name, cfg) })
 }
 
 // call bounds one call: a stopped daemon accepts the connection and never answers, and
