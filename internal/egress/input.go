@@ -37,6 +37,7 @@ type Input struct {
 	Proofs  map[string]TestResult `json:"proofs,omitempty"` // endpoint -> result of this run
 	Swaps   []SwapOutcome         `json:"swaps,omitempty"`  // in the order they were tried
 	Busy    map[string]string     `json:"busy,omitempty"`   // lane -> holder of its lock
+	Lost    map[string]string     `json:"lost,omitempty"`   // lane -> why its failure could not be recorded
 }
 
 // Options are the flags that change a decision.

@@ -233,13 +233,23 @@ func (p *pass) setMode(ctx context.Context, to state.Mode, reason string, count 
 // stays raised. An intent without a count is of a failure that was counted when it was recorded.
 func (p *pass) raiseCount(ctx context.Context, it Intent) (int, error) {
 	if it.Count == 0 {
-		return p.State.Count(Day(p.Now()))
+		return p.dayCount(ctx, Day(p.Now()))
 	}
-	n, err := p.State.Count(it.Day)
+	n, err := p.dayCount(ctx, it.Day)
 	if err != nil || n >= it.Count {
 		return n, err
 	}
 	n, err = p.State.AddCount(ctx, it.Day, it.Count-n)
 	run.Point(ctx, "count.added")
+	return n, err
+}
+
+// dayCount is the day's count. A damaged file goes on from its last good copy, if there is one.
+func (p *pass) dayCount(ctx context.Context, day string) (int, error) {
+	n, err := p.State.Count(day)
+	var damaged *state.DamageError
+	if errors.As(err, &damaged) {
+		return p.State.AddCount(ctx, day, 0)
+	}
 	return n, err
 }

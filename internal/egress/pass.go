@@ -37,6 +37,8 @@ type Env struct {
 	Progress func(done, total int)
 	// Watch sees the input and the plan after each step of a run; nil = nobody.
 	Watch func(Input, Plan)
+
+	unsaved *Memory // of an earlier round that could not write it
 }
 
 // Sources fetches provider lists into a folder.
@@ -63,6 +65,7 @@ type pass struct {
 	failed  map[string]int64 // lane -> when this pass recorded its endpoint's failure, unix seconds
 	out     Outcome
 	events  []journal.Event
+	stored  Memory     // egress.json as it was read
 	heal    bool       // egress.json is to be written, whatever the plan says
 	damaged error      // pools that could not be read
 	mu      sync.Mutex // in.Proofs, in.Listing.Results
@@ -72,7 +75,7 @@ func (e *Env) begin(command string, write bool) (*pass, error) {
 	p := &pass{Env: e, done: map[string]bool{}, locks: map[string]*state.Lock{}, failed: map[string]int64{}}
 	p.in = Input{
 		Version: InputVersion, Command: command, Now: e.Now(), Config: e.Config,
-		Proofs: map[string]TestResult{}, Busy: map[string]string{},
+		Proofs: map[string]TestResult{}, Busy: map[string]string{}, Lost: map[string]string{},
 	}
 	if write {
 		for _, dir := range []string{"lanes", "intents"} { // both hold what only root may see
@@ -115,27 +118,41 @@ func (p *pass) loadState(salvage bool) error {
 		return err
 	}
 	kv, err := p.State.KV()
-	if err != nil && !salvage {
-		return err
+	if err != nil {
+		if !salvage {
+			return err
+		}
+		p.damage(err)
 	}
 	p.in.KV = map[string]string{}
 	for _, pair := range kv.Pairs() {
 		p.in.KV[pair.Key] = pair.Value
 	}
 	day := Day(p.in.Now)
-	if p.in.Count, err = p.State.Count(day); err != nil && !salvage {
-		return err
+	if p.in.Count, err = p.State.Count(day); err != nil {
+		if !salvage {
+			return err
+		}
+		p.damage(err)
 	}
 	if err = p.State.ReadJSON(memoryFile, &p.in.Memory); err != nil {
 		if !salvage {
 			return err
 		}
-		p.in.Damage = append(p.in.Damage, err.Error())
-		p.out.Partial = errors.Join(p.out.Partial, err)
+		p.damage(err)
 		p.heal = true
 	}
 	p.in.Memory = p.in.Memory.clone()
+	if p.stored = p.in.Memory.clone(); p.unsaved != nil { // two failed rounds are a verdict on a full disk too
+		p.in.Memory = p.unsaved.clone()
+	}
 	return nil
+}
+
+// damage notes a file that could not be read whole; the run goes on with what can be salvaged.
+func (p *pass) damage(err error) {
+	p.in.Damage = append(p.in.Damage, err.Error())
+	p.out.Partial = errors.Join(p.out.Partial, err)
 }
 
 // Day is the machine's local day, as the fail counter's file is named.
@@ -225,16 +242,23 @@ func (p *pass) describe() {
 // observeLanes reads every lane's device and installed profile.
 func (p *pass) observeLanes(ctx context.Context) {
 	views := make([]LaneView, len(p.Config.Lanes))
+	damaged := make([]error, len(p.Config.Lanes))
 	var wg sync.WaitGroup
 	for i, l := range p.Config.Lanes {
-		wg.Go(func() { views[i] = p.observeLane(ctx, l) })
+		wg.Go(func() { views[i], damaged[i] = p.observeLane(ctx, l) })
 	}
 	wg.Wait()
 	p.in.Lanes = views
+	for _, err := range damaged {
+		if err != nil {
+			p.damage(err)
+		}
+	}
 }
 
-func (p *pass) observeLane(ctx context.Context, l Lane) LaneView {
-	v := LaneView{Name: l.Name}
+// observeLane returns an error when the lane's installed profile is there and can't be read.
+func (p *pass) observeLane(ctx context.Context, l Lane) (v LaneView, damaged error) {
+	v.Name = l.Name
 	var err error
 	if v.Device, err = p.Devices.Observe(ctx, l); err != nil {
 		v.Device.Error = err.Error()
@@ -243,13 +267,12 @@ func (p *pass) observeLane(ctx context.Context, l Lane) LaneView {
 	if d, err := p.Library.Describe(path); err == nil {
 		v.Endpoint, v.Pair, v.Identity, v.Path = d.Endpoint, d.Pair, d.Identity, path
 	} else if !errors.Is(err, os.ErrNotExist) {
-		p.in.Damage = append(p.in.Damage, err.Error())
-		p.out.Partial = errors.Join(p.out.Partial, err)
+		damaged = err
 	}
 	if it, err := p.readIntent(l.Name); err == nil {
 		v.Intent = &it
 	}
-	return v
+	return v, damaged
 }
 
 // observePlane reads where each class travels. A missing or drifted static part is put

@@ -127,7 +127,14 @@ func (b *rebalance) row(endpoint string) (Row, bool) {
 func (b *rebalance) desired() []Row {
 	used := taken{endpoints: map[string]string{}, pairs: map[string]string{}, prefixes: map[string]int{}}
 	n := 0
+	known := map[string]bool{}
 	for _, l := range b.in.Lanes {
+		known[b.current[l.Name].pair], known[l.Pair] = true, true
+	}
+	for _, l := range b.in.Lanes {
+		if p, ok := l.Device.Active(); ok && l.Pair == "" && b.current[l.Name].pair == "" && !known[p.Pair] {
+			used.pairs[p.Pair] = l.Name // its profile is missing or damaged, and its device carries this all the same
+		}
 		if b.fixed(l) {
 			used.add(l.Name, b.current[l.Name].endpoint, b.current[l.Name].pair)
 			continue

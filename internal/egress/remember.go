@@ -10,12 +10,13 @@ import (
 // remember writes what the plan says the next run must know, onto what other runs wrote
 // meanwhile: only the lanes that this run judged and the keys that it changed.
 func (p *pass) remember(ctx context.Context) error {
-	was, next := p.in.Memory, p.plan.Next
+	was, next := p.stored, p.plan.Next
 	if next.Lanes == nil || !p.heal && !worthWriting(was, next) {
+		p.unsaved = nil
 		return nil
 	}
 	var m Memory
-	return p.State.UpdateJSON(ctx, memoryFile, &m, func() error {
+	err := p.State.UpdateJSON(ctx, memoryFile, &m, func() error {
 		m = m.clone()
 		for lane, mem := range next.Lanes {
 			if _, busy := p.in.Busy[lane]; !busy && mem != was.Lanes[lane] {
@@ -38,6 +39,10 @@ func (p *pass) remember(ctx context.Context) error {
 		prune(m)
 		return nil
 	})
+	if p.unsaved = nil; err != nil {
+		p.unsaved = &next
+	}
+	return err
 }
 
 // worthWriting spares the disk: round trips and counts of good rounds change each second.

@@ -198,7 +198,13 @@ func (r *repair) renewalDue(l LaneView) bool {
 		return false
 	}
 	age := r.in.Now.Sub(p.Handshake)
-	return p.Handshake.IsZero() || age < 0 || age >= r.in.Config.Repair.Readd || mem.Cut
+	return p.Handshake.IsZero() || age < 0 || age >= r.in.Config.Repair.Readd || mem.Cut || strange(l, p)
+}
+
+// strange says whether the device carries another pair than the lane's profile: somebody
+// changed its key or its peer, and that is no fault of the server.
+func strange(l LaneView, active PeerView) bool {
+	return l.Pair != "" && active.Pair != "" && active.Pair != l.Pair
 }
 
 // tooEarly says whether a lane's turn comes after the renewals.
@@ -208,6 +214,7 @@ func (r *repair) tooEarly(lane string) bool {
 }
 
 func renewStep(l LaneView, mem LaneMemory) Step {
+	active, _ := l.Device.Active()
 	reason := "its handshake is old or pending: one lost initiation looks like a dead server"
 	switch {
 	case !l.Device.Present || !l.Device.Up:
@@ -216,6 +223,8 @@ func renewStep(l LaneView, mem LaneMemory) Step {
 		reason = "its device has no peer"
 	case mem.Cut:
 		reason = "the uplink was down since its last good round"
+	case strange(l, active):
+		reason = "its device carries another pair than its profile"
 	}
 	return Step{Kind: StepRenew, Lane: l.Name, From: l.Endpoint, Path: l.Path, Reason: reason}
 }

@@ -52,6 +52,9 @@ func (r *repair) quarantine(downs []LaneView) {
 			continue
 		}
 		r.plan.add(Step{Kind: StepQuarantine, Lane: l.Name, From: l.Endpoint, Reason: string(r.reason[l.Name])})
+		if r.in.Lost[l.Name] != "" {
+			continue // it doesn't count twice because the next run records it
+		}
 		mem := r.in.Memory.Lanes[l.Name]
 		hold := r.in.Memory.Holds[l.Endpoint]
 		r.plan.Next.Holds[l.Endpoint] = failedAgain(hold, served(mem, r.in.Now), r.in.Now, r.in.Config.Repair)
@@ -123,6 +126,8 @@ func (r *repair) replace(downs []LaneView) {
 	var lanes []LaneView
 	for _, l := range downs {
 		switch {
+		case r.in.Lost[l.Name] != "": // without its record the next rebalance would bring the endpoint back
+			r.plan.hold(l.Name, HeldDamage, "its failure could not be recorded, and nothing replaces an endpoint before that: %s", r.in.Lost[l.Name])
 		case !r.replaceable(l):
 			r.plan.hold(l.Name, HeldNoCandidate, "its interface %s is gone: no endpoint can help; start the service that owns it", r.iface(l.Name))
 		case r.searched(l):

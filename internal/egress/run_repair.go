@@ -247,7 +247,9 @@ func (p *pass) execute(ctx context.Context, steps []Step) error {
 	case StepRenew:
 		err = p.renew(ctx, s)
 	case StepQuarantine:
-		err = p.quarantine(ctx, s)
+		if err = p.quarantine(ctx, s); err != nil {
+			p.in.Lost[s.Lane] = err.Error()
+		}
 	case StepProve:
 		err = p.prove(ctx, s)
 	case StepSwap:
@@ -358,16 +360,23 @@ func (p *pass) quarantine(ctx context.Context, s Step) error {
 		Command: "repair", Run: p.in.Seed, Began: now, Lane: s.Lane, From: s.From, FromPath: p.Installed(s.Lane),
 		FailedAt: now.Unix(), Reason: s.Reason, Day: Day(now), PoolMtime: p.poolMtime(),
 	}
+	left, err := p.readIntent(s.Lane)
+	again := err == nil && left.FailedAt != 0 && left.From == s.From && left.To == ""
+	if again { // counted by a run that could not write the record
+		it = left
+	}
 	err = p.locked(ctx, "count", func() error {
-		n, err := p.State.Count(it.Day)
-		if err != nil {
-			return err
+		if !again {
+			n, err := p.dayCount(ctx, it.Day)
+			if err != nil {
+				return err
+			}
+			it.Count = n + 1
+			if err := p.writeIntent(ctx, it); err != nil {
+				return err
+			}
 		}
-		it.Count = n + 1
-		if err := p.writeIntent(ctx, it); err != nil {
-			return err
-		}
-		_, err = p.raiseCount(ctx, it)
+		_, err := p.raiseCount(ctx, it)
 		return err
 	})
 	if err != nil {
