@@ -50,6 +50,11 @@ func Default() Config {
 				ManageRules: true, MarkMask: 0xfff, ClassMask: 0xff000, Priority: -150, RulePref: 20000,
 				LeakGuard: true, ClampMSS: true, FlushFlows: true,
 			},
+			Recovery: egress.RecoveryConfig{
+				Dir: "/etc/shunt/strategies.d", Timeout: time.Minute,
+				Order:    []egress.PoolName{egress.PoolNameForeign, egress.PoolNameAll, egress.PoolNameWorking},
+				Parallel: 16, Resolvers: []netip.Addr{cloudflare, quad9}, OnRefresh: true,
+			},
 		},
 	}
 }
@@ -87,6 +92,8 @@ func words(t reflect.Type) []string {
 		return []string{string(egress.OwnershipAny), string(egress.OwnershipOwned), string(egress.OwnershipRented)}
 	case reflect.TypeFor[egress.Driver]():
 		return []string{string(egress.DriverWireGuard), string(egress.DriverCommands)}
+	case reflect.TypeFor[egress.PoolName]():
+		return []string{string(egress.PoolNameForeign), string(egress.PoolNameAll), string(egress.PoolNameWorking)}
 	case reflect.TypeFor[egress.NATMode]():
 		return []string{string(egress.NATMasquerade), string(egress.NATNone)}
 	}

@@ -20,6 +20,7 @@ type Config struct {
 	Repair    RepairConfig    `yaml:"repair" json:"repair"`
 	Rebalance RebalanceConfig `yaml:"rebalance" json:"rebalance"`
 	Plane     PlaneConfig     `yaml:"plane" json:"plane"`
+	Recovery  RecoveryConfig  `yaml:"recovery" json:"recovery"`
 }
 
 // SourceType says how a provider source yields profiles.
@@ -211,6 +212,27 @@ type PlaneConfig struct {
 	Inputs      []string       `yaml:"inputs" json:"inputs,omitempty"` // interfaces of users; empty = all but lanes and uplink
 	ClampMSS    bool           `yaml:"clamp_mss" json:"clamp_mss"`     // TCP MSS to the least of the lanes
 	FlushFlows  bool           `yaml:"flush_flows" json:"flush_flows"` // delete conntrack entries on lend and swap
+}
+
+// PoolName names one of the three pools where an order of them is set.
+type PoolName string
+
+// The names of pools in settings. The zero value is unknown and never valid.
+const (
+	PoolNameUnknown PoolName = ""
+	PoolNameForeign PoolName = "strict_foreign"
+	PoolNameAll     PoolName = "strict_all"
+	PoolNameWorking PoolName = "working"
+)
+
+// RecoveryConfig shapes the ways to the list that are tried when the plain one fails.
+type RecoveryConfig struct {
+	Dir       string        `yaml:"dir" json:"dir"`               // of strategies
+	Timeout   time.Duration `yaml:"timeout" json:"timeout"`       // of each strategy
+	Order     []PoolName    `yaml:"order" json:"order"`           // of last known pools whose endpoints are tried; quarantined ones come last
+	Parallel  int           `yaml:"parallel" json:"parallel"`     // endpoints tried at once
+	Resolvers []netip.Addr  `yaml:"resolvers" json:"resolvers"`   // asked through a tunnel whose profile names none, and through interfaces
+	OnRefresh bool          `yaml:"on_refresh" json:"on_refresh"` // also for a plain refresh that cannot get the list
 }
 
 // Mark is an fwmark or a mask, written in hexadecimal.
