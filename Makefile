@@ -13,10 +13,11 @@ FUZZTIME ?= 10s
 # Scenarios that `make test` runs last, with the binary that users get.
 SMOKE    ?= egress-day egress-swap egress-uplink-cut
 
-# Packages whose tests make network namespaces, devices and rules. They run one after
+# Packages whose tests make network namespaces, devices and rules, or lists of 100,000
+# profiles, which the race detector makes slow. They run one after
 # another, never from the cache: their figures are times, and the kernel is no input that
 # the cache knows of. All other packages, also ones that come later, are quick.
-KERNEL   := cli lab lane plane probe tunnel
+KERNEL   := cli lab lane plane probe provider tunnel
 MODULE   := github.com/shunt-net/shunt
 kernel    = $(filter $(addsuffix /%,$(KERNEL:%=$(MODULE)/internal/%)) $(KERNEL:%=$(MODULE)/internal/%),$(packages))
 quick     = $(filter-out $(kernel),$(packages))

@@ -88,7 +88,7 @@ func (c *Codec) match(s *settings, d []byte, stream *[transportHead]byte) (int, 
 // fits tells whether size and type are those of message i of a fixed size.
 func (s *settings) fits(d []byte, i int, word uint32) bool {
 	size := s.S[i] + messageSizes[i]
-	if len(d) != size && !(s.Trailers && len(d) > size) {
+	if len(d) < size || len(d) > size && !s.Trailers {
 		return false
 	}
 	return s.H[i].Has(typeOf(d[s.S[i]:]) ^ word)

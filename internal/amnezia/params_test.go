@@ -69,6 +69,22 @@ func TestTheRecordingsNeedTheirGeneration(t *testing.T) {
 		if got := r.params(t).Version().String(); got != want {
 			t.Errorf("%s: %s", r.name, got)
 		}
+		// As a file it says the same.
+		text := "[Interface]\nPrivateKey = " + r.Client + "\n"
+		for k, v := range r.Conf {
+			text += k + " = " + v + "\n"
+		}
+		parsed, err := profile.Parse(r.name, strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := FromProfile(parsed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(r.params(t), p, cmp.AllowUnexported(Packet{}, tag{}), cmp.Comparer(func(a, b profile.Key) bool { return a == b })); d != "" {
+			t.Errorf("%s: (-want +got)\n%s", r.name, d)
+		}
 	}
 }
 

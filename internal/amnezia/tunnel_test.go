@@ -292,14 +292,6 @@ func flood(t testing.TB, n *network, p Params, server profile.Key) (stop func())
 	return func() { close(end); wg.Wait() }
 }
 
-func TestWithoutCookiesALoadedServerStaysSilent(t *testing.T) {
-	p := Params{S: [4]int{20, 30, 40, 0}, H: [4]Range{{10, 10}, {20, 20}, {30, 30}, {40, 40}}, NoCookies: true}
-	c := newCodec(t, p, privateKey("a").Public())
-	if out, err := c.Encode(nil, message(t, cookieReply, profile.Key{}), spot("x")); err != nil || len(out) != 0 {
-		t.Errorf("%d datagrams, %v", len(out), err)
-	}
-}
-
 func TestAPlainPeerIsToldApart(t *testing.T) {
 	var mu sync.Mutex
 	var heard []Kind

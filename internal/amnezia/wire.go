@@ -99,6 +99,7 @@ func mac2Of(m []byte) []byte { return m[len(m)-macSize:] }
 
 // firstMAC and secondMAC are what should be there.
 func firstMAC(key *[32]byte, m []byte) [macSize]byte { return mac(key[:], m[:len(m)-2*macSize]) }
+
 func secondMAC(cookie *[macSize]byte, m []byte) [macSize]byte {
 	return mac(cookie[:], m[:len(m)-macSize])
 }

@@ -92,9 +92,13 @@ func judgeResults(in Input, p *Plan) {
 	})
 }
 
+// ReasonLoss is the one fault that leaves an endpoint in the working pool: some pings were
+// lost. What drops data is in no pool.
+const ReasonLoss = "loss"
+
 // Rank sorts tested endpoints by evidence: latency of data plus its jitter, then the
-// handshake. Strict ones lost nothing and carried a full-size packet; foreign ones are
-// strict and match none of pool.home.
+// handshake. Strict ones lost nothing and carried a full-size packet and TCP data; foreign
+// ones are strict and match none of pool.home; working ones may have lost pings.
 func Rank(in Input) (foreign, all, working []state.PoolRow) {
 	type tested struct {
 		e Entry
@@ -102,7 +106,7 @@ func Rank(in Input) (foreign, all, working []state.PoolRow) {
 	}
 	var list []tested
 	for _, e := range in.Listing.Entries {
-		if r, ok := in.Listing.Results[e.Endpoint]; ok && r.Got > 0 {
+		if r, ok := in.Listing.Results[e.Endpoint]; ok && r.Got > 0 && (r.Reason == "" || r.Reason == ReasonLoss) {
 			list = append(list, tested{e, r})
 		}
 	}

@@ -110,13 +110,14 @@ func TestTargetsSpareLanes(t *testing.T) {
 func TestRank(t *testing.T) {
 	in := healthy("refresh")
 	in.Config.Pool.Home = []string{"russia*"}
-	in.Listing = listing(4)
+	in.Listing = listing(5)
 	in.Listing.Entries[1].File = "Russia, Moscow S1.conf"
 	in.Listing.Results = map[string]TestResult{
 		endpoint(1): {Sent: 3, Got: 3, Avg: 30 * time.Millisecond, Jitter: 20 * time.Millisecond},
 		endpoint(2): {Sent: 3, Got: 3, Avg: 10 * time.Millisecond},
 		endpoint(3): {Sent: 3, Got: 3, Avg: 40 * time.Millisecond},
-		endpoint(4): {Sent: 3, Got: 3, Avg: 5 * time.Millisecond, Reason: "choked"},
+		endpoint(4): {Sent: 3, Got: 2, Avg: 5 * time.Millisecond, Reason: ReasonLoss},
+		endpoint(5): {Sent: 3, Got: 3, Avg: 2 * time.Millisecond, Reason: "choked"},
 	}
 	foreign, all, working := Rank(in)
 	names := func(rows []state.PoolRow) (out []string) {
@@ -133,7 +134,7 @@ func TestRank(t *testing.T) {
 		t.Errorf("foreign: jitter counts, home does not (-want +got):\n%s", d)
 	}
 	if d := cmp.Diff([]string{e(2), e(3), e(1)}, names(all)); d != "" {
-		t.Errorf("all: what drops data is out, best as it pings (-want +got):\n%s", d)
+		t.Errorf("all: what loses pings or drops data is out (-want +got):\n%s", d)
 	}
 	if d := cmp.Diff([]string{e(4), e(2), e(3), e(1)}, names(working)); d != "" {
 		t.Errorf("working (-want +got):\n%s", d)

@@ -189,7 +189,11 @@ func (p *pass) throughLane(ctx context.Context, e Entry) TestResult {
 		if r.Got == n {
 			reason = p.strict(ctx, l)
 		}
-		return LaneResult(e, l.Name, r, reason == "" && r.Got == n, 0, p.Now())
+		t := LaneResult(e, l.Name, r, reason == "" && r.Got == n, 0, p.Now())
+		if reason != "" {
+			t.Reason += ": " + reason
+		}
+		return t
 	}
 	return TestResult{Endpoint: e.Endpoint, Path: e.Path, TestedAt: p.Now(), Reason: "busy"}
 }

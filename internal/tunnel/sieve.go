@@ -136,7 +136,7 @@ func (r *round) handshake(ctx context.Context, p *device.Peer, rt *route) time.D
 			}
 		case <-again.C:
 			if turn == nil {
-				if turn = r.pace.Reserve(); turn.Delay() > 0 {
+				if turn = r.again.Reserve(); turn.Delay() > 0 {
 					again.Reset(turn.Delay())
 					continue
 				}

@@ -26,7 +26,7 @@ import (
 const (
 	ReasonNoHandshake = "no handshake"
 	ReasonNoAnswer    = "no answer through the tunnel"
-	ReasonLoss        = "loss"
+	ReasonLoss        = egress.ReasonLoss
 	ReasonMTU         = "mtu"      // small packets pass, full-size ones never did
 	ReasonChoked      = "choked"   // full-size packets stopped passing after a few KiB
 	ReasonNoData      = "no data"  // pings of every size pass, TCP does not
@@ -73,8 +73,8 @@ func New(o Options) *Tester { return &Tester{opts: o} }
 
 // Test tests every target and calls done once for each, never two at a time; the
 // tunnel is closed before done is called for its target. Parallel bounds the tunnels open at
-// once, Rate the handshakes begun per second (that of a tunnel after the sieve is not
-// counted: the sieve has spread them already). Without Pings, FullSize and TLS nothing but
+// once, Rate the handshakes begun per second, and apart from them the repeated tries (the
+// handshake of a tunnel after the sieve is not counted: the sieve has spread them already). Without Pings, FullSize and TLS nothing but
 // handshakes is done, which leaves a session that somebody else has with the same pair alone.
 // TLS comes last, for those that passed all else, at most 16 at once; it counts as one
 // more handshake of Rate.
@@ -114,6 +114,7 @@ func (t *Tester) Test(ctx context.Context, c egress.TestConfig, targets []egress
 		waiters: semaphore.NewWeighted(int64(c.Parallel) * waitersPerTunnel),
 		streams: semaphore.NewWeighted(int64(min(streamsMax, c.Parallel))),
 		pace:    rate.NewLimiter(rate.Limit(c.Rate), 1),
+		again:   rate.NewLimiter(rate.Limit(c.Rate), 1),
 		watch:   newWatch(busy),
 		shelf:   newShelf(sock),
 	}
@@ -177,6 +178,7 @@ type round struct {
 	waiters  *semaphore.Weighted
 	streams  *semaphore.Weighted
 	pace     *rate.Limiter
+	again    *rate.Limiter // of tries after the first: silent servers must not hold up the others' turns
 	watch    *watch
 	mu       sync.Mutex // done is called under it
 	done     func(egress.TestResult)

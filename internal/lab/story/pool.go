@@ -47,7 +47,10 @@ func poolRTT(i int) time.Duration { return time.Duration(5+i*29%76) * time.Milli
 
 func playPool(ctx context.Context, e *lab.Env) error {
 	n := e.Int("endpoints")
-	w, err := morning(ctx, e, lab.WorldOptions{Endpoints: n, Dead: int(e.Float("dead") * float64(n)), RTTs: poolRTT})
+	w, err := morning(ctx, e, lab.WorldOptions{
+		Endpoints: n, Dead: int(e.Float("dead") * float64(n)), RTTs: poolRTT,
+		Settings: lab.Settings{"egress.test.tls": []string{}}, // measured apart, see withTLS
+	})
 	if err != nil {
 		return err
 	}
@@ -56,7 +59,7 @@ func playPool(ctx context.Context, e *lab.Env) error {
 		return err
 	}
 	used := lanes[poolLane]
-	e.Say("settings of the tests are the product's own, but for the hosts that are pinged (the world's); the servers share the machine's cores")
+	e.Say("settings of the tests are the product's own, but for the hosts that are pinged (the world's) and without a TLS handshake through each tunnel; the servers share the machine's cores")
 	flow, err := w.UDP(ctx, poolLane, traffic.Options{Every: poolEvery, Size: poolSize})
 	if err != nil {
 		return err
@@ -97,7 +100,26 @@ func playPool(ctx context.Context, e *lab.Env) error {
 	if err := links.control(ctx, e, w.Router); err != nil {
 		return err
 	}
+	if err := withTLS(ctx, e, w); err != nil {
+		return err
+	}
 	return takeSession(ctx, e, w, flow, used)
+}
+
+// withTLS measures what the last stage costs: a TLS handshake through each live tunnel,
+// whose servers share the machine's cores.
+func withTLS(ctx context.Context, e *lab.Env, w *lab.World) error {
+	if err := w.Configure(lab.Settings{"egress.test.tls": []map[string]any{{"address": lab.Service4a + ":443", "server_name": lab.ServerName}}}); err != nil {
+		return err
+	}
+	r := w.Shunt(ctx, "egress", "refresh")
+	if err := r.Err(); err != nil {
+		return err
+	}
+	e.MS("wall_with_tls", r.Took)
+	e.MiB("peak_rss_with_tls", r.PeakRSS)
+	e.Say("the same with a TLS handshake through each live tunnel: %d ms, %d MiB at most", r.Took.Milliseconds(), r.PeakRSS>>20)
+	return nil
 }
 
 // whereLost says when packets were lost, seen from the refresh's begin.
@@ -175,7 +197,7 @@ func poolFound(e *lab.Env, w *lab.World, used *server.Endpoint) error {
 // the lane uses, from a second socket with the lane's key.
 func takeSession(ctx context.Context, e *lab.Env, w *lab.World, flow *traffic.UDP, used *server.Endpoint) error {
 	c := config.Default().Egress.Test
-	c.Targets = nil
+	c.Targets, c.TLS = nil, nil
 	for _, a := range []string{lab.Service4a, lab.Service4b} {
 		c.Targets = append(c.Targets, addr(a))
 	}
