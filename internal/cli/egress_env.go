@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/dial"
 	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/journal"
 	"github.com/shunt-net/shunt/internal/lane"
@@ -63,7 +64,8 @@ func (a *app) openEgress(ctx context.Context, c config.Config, command string, w
 	e.Tester = tunnel.New(tunnel.Options{Now: a.Now, Control: bindTo(c.Egress.Uplink.Interface)})
 	e.Plane, e.Flows = e.plane, e.plane
 	e.Library = library{salt}
-	e.Sources = sources{salt}
+	e.Sources = sources{salt: salt}
+	e.Recovery = a.strategies(e, c.Egress)
 	e.Holder = fmt.Sprintf("shunt %s", command)
 	e.hooks = startHooks(context.WithoutCancel(ctx), a, c.Hooks)
 	e.Notify = func(_ context.Context, ev journal.Event) {
@@ -172,10 +174,19 @@ func (l library) Describe(path string) (egress.Description, error) {
 }
 
 // sources fetches provider lists for the domain.
-type sources struct{ salt []byte }
+type sources struct {
+	salt []byte
+	way  dial.Func // nil = the system's own
+}
+
+// Via fetches by the way that a strategy found.
+func (s sources) Via(access any) egress.Sources {
+	way, _ := access.(dial.Func) // strategies give nothing else
+	return sources{s.salt, way}
+}
 
 func (s sources) Fetch(ctx context.Context, list []egress.Source, workdir string) ([]egress.Entry, int, []error, error) {
-	got, err := provider.Fetch(ctx, list, workdir, provider.Options{})
+	got, err := provider.Fetch(ctx, list, workdir, provider.Options{DialContext: s.way})
 	entries := make([]egress.Entry, 0, len(got.Entries))
 	for _, e := range got.Entries {
 		d := e.Profile.Describe(s.salt)

@@ -54,6 +54,7 @@ type Memory struct {
 	UplinkDown  bool                  `json:"uplink_down,omitempty"`
 	UplinkSince time.Time             `json:"uplink_since,omitzero"`
 	LastSize    int                   `json:"last_size,omitempty"` // endpoints in the last list that became a pool
+	Winner      string                `json:"winner,omitempty"`    // strategy that had access last
 }
 
 // LaneMemory is what a lane's verdict and search need of earlier runs.
@@ -159,6 +160,7 @@ type Listing struct {
 	Entries []Entry               `json:"entries"`
 	Skipped int                   `json:"skipped"`
 	Failed  []string              `json:"failed,omitempty"` // sources that gave nothing
+	Via     string                `json:"via,omitempty"`    // strategy by which they were reached; "" = plainly
 	Began   time.Time             `json:"began,omitzero"`   // of the tests
 	Seq     uint64                `json:"seq,omitempty"`    // run sequence at that moment
 	Results map[string]TestResult `json:"results,omitempty"`

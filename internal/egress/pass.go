@@ -28,8 +28,10 @@ type Env struct {
 	Flows   Flows
 	Library Library
 	Sources Sources
-	Now     Clock
-	Holder  string // names this run in locks: pid and command
+	// Recovery finds a way to the list where the plain one fails; nil = there is none.
+	Recovery Recovery
+	Now      Clock
+	Holder   string // names this run in locks: pid and command
 
 	// Notify is told of each event after it is in the journal; nil = nobody.
 	Notify func(context.Context, journal.Event)

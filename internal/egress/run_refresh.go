@@ -43,7 +43,7 @@ func (e *Env) Refresh(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 	}
 	defer os.RemoveAll(work)
 	p.observeLanes(ctx)
-	if err := p.fetch(ctx, work); err != nil {
+	if err := p.fetch(ctx, work, dryRun); err != nil {
 		return p.refreshEnds(ctx, dryRun, err)
 	}
 	p.plan = PlanRefresh(p.in)
@@ -80,20 +80,15 @@ func (p *pass) workdir(dryRun bool) (string, error) {
 	return os.MkdirTemp(p.PoolDir(), ".fetch-")
 }
 
-func (p *pass) fetch(ctx context.Context, work string) error {
-	entries, skipped, failed, err := p.Sources.Fetch(ctx, p.Config.Sources, work)
-	l := &Listing{Entries: entries, Skipped: skipped}
-	for _, f := range failed {
-		l.Failed = append(l.Failed, f.Error())
+// fetch gets the list, by a strategy where the plain way gives nothing.
+func (p *pass) fetch(ctx context.Context, work string, dryRun bool) error {
+	var err error
+	p.in.Listing, err = p.list(ctx, p.Sources, work)
+	if err != nil || dryRun || len(p.in.Listing.Entries) > 0 || p.Recovery == nil || !p.Config.Recovery.OnRefresh {
+		return err
 	}
-	if err != nil {
-		l.Failed = append(l.Failed, err.Error())
-	}
-	p.in.Listing = l
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return nil
+	p.in.Listing, err = p.fetchAnother(ctx, work, p.in.Listing)
+	return err
 }
 
 // refreshEnds records the attempt and how it ended.
