@@ -91,7 +91,7 @@ func words(t reflect.Type) []string {
 	case reflect.TypeFor[egress.Ownership]():
 		return []string{string(egress.OwnershipAny), string(egress.OwnershipOwned), string(egress.OwnershipRented)}
 	case reflect.TypeFor[egress.Driver]():
-		return []string{string(egress.DriverWireGuard), string(egress.DriverCommands)}
+		return []string{string(egress.DriverWireGuard), string(egress.DriverAmneziaWG), string(egress.DriverCommands)}
 	case reflect.TypeFor[egress.PoolName]():
 		return []string{string(egress.PoolNameForeign), string(egress.PoolNameAll), string(egress.PoolNameWorking)}
 	case reflect.TypeFor[egress.NATMode]():

@@ -3,6 +3,7 @@ package egress
 import (
 	"fmt"
 	"net/netip"
+	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -105,7 +106,35 @@ const (
 	DriverUnknown   Driver = ""
 	DriverWireGuard Driver = "wireguard"
 	DriverCommands  Driver = "commands"
+	DriverAmneziaWG Driver = "amneziawg"
 )
+
+// NeedsAmneziaWG is what profiles with obfuscation need of a lane.
+const NeedsAmneziaWG = "amneziawg"
+
+// Carries says whether the lane's device can carry a profile with that need (see
+// Description.Needs). Of a user's own commands it is known by what they call.
+func (l Lane) Carries(needs string) bool {
+	if needs == "" {
+		return true
+	}
+	if needs != NeedsAmneziaWG {
+		return false
+	}
+	switch l.Driver {
+	case DriverAmneziaWG:
+		return true
+	case DriverCommands:
+		c := l.Commands
+		for _, argv := range [][]string{c.Up, c.Down, c.Apply, {c.Template}} {
+			if len(argv) > 0 && strings.HasPrefix(path.Base(argv[0]), "awg") {
+				return true
+			}
+		}
+	case DriverUnknown, DriverWireGuard:
+	}
+	return false
+}
 
 // NATMode says who translates the addresses of a lane's users.
 type NATMode string
@@ -134,7 +163,7 @@ type Lane struct {
 // Each is an argv; `{interface}`, `{config}` (the new profile's path), `{lane}` and
 // `{installed}` are replaced in each argument. No shell is involved.
 type Commands struct {
-	Template  string        `yaml:"template" json:"template,omitempty"`   // ifupdown | wg-quick | "" for own commands
+	Template  string        `yaml:"template" json:"template,omitempty"`   // ifupdown | wg-quick | awg-quick | "" for own commands
 	Installed string        `yaml:"installed" json:"installed,omitempty"` // file that the commands read: saved before and restored on undo
 	Up        []string      `yaml:"up" json:"up,omitempty"`
 	Down      []string      `yaml:"down" json:"down,omitempty"`
