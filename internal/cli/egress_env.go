@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/config"
 	"github.com/shunt-net/shunt/internal/dial"
 	"github.com/shunt-net/shunt/internal/egress"
@@ -169,8 +170,23 @@ func bindTo(iface string) func(network, address string, c syscall.RawConn) error
 type library struct{ salt []byte }
 
 func (l library) Describe(path string) (egress.Description, error) {
-	d, err := profile.Describe(path, l.salt)
-	return egress.Description(d), err
+	p, err := profile.ParseFile(path)
+	if err != nil {
+		return egress.Description{}, err
+	}
+	return describe(p, l.salt), nil
+}
+
+// describe tells of a profile what the domain may know, with the reason why no driver
+// could use its parameters.
+func describe(p profile.Profile, salt []byte) egress.Description {
+	d := egress.Description(p.Describe(salt))
+	if d.Reason == "" && d.Needs != "" {
+		if _, err := amnezia.FromProfile(p); err != nil {
+			d.Reason = err.Error()
+		}
+	}
+	return d
 }
 
 // sources fetches provider lists for the domain.
@@ -189,8 +205,8 @@ func (s sources) Fetch(ctx context.Context, list []egress.Source, workdir string
 	got, err := provider.Fetch(ctx, list, workdir, provider.Options{DialContext: s.way})
 	entries := make([]egress.Entry, 0, len(got.Entries))
 	for _, e := range got.Entries {
-		d := e.Profile.Describe(s.salt)
-		entries = append(entries, egress.Entry{File: e.File, Endpoint: d.Endpoint, Path: e.Path, Pair: d.Pair, Reason: d.Reason})
+		d := describe(e.Profile, s.salt)
+		entries = append(entries, egress.Entry{File: e.File, Endpoint: d.Endpoint, Path: e.Path, Pair: d.Pair, Needs: d.Needs, Reason: d.Reason})
 	}
 	return entries, len(got.Skipped), got.Failed, err
 }

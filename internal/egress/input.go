@@ -109,6 +109,7 @@ type Row struct {
 	Path     string        `json:"path"`
 	Pair     string        `json:"pair"`
 	Identity string        `json:"identity"`
+	Needs    string        `json:"needs,omitempty"`  // see Description
 	Reason   string        `json:"reason,omitempty"` // why no lane can carry it
 }
 
@@ -172,6 +173,7 @@ type Entry struct {
 	Endpoint string `json:"endpoint"`
 	Path     string `json:"path"`
 	Pair     string `json:"pair"`
+	Needs    string `json:"needs,omitempty"`  // see Description
 	Reason   string `json:"reason,omitempty"` // why it can't be tested
 }
 

@@ -204,7 +204,6 @@ func (p *pass) describe() {
 			if n >= enough && !carried[r.Endpoint] || code != "" && !carried[r.Endpoint] {
 				continue
 			}
-			n++
 			d, ok := known[r.Path]
 			if !ok {
 				var err error
@@ -213,7 +212,10 @@ func (p *pass) describe() {
 				}
 				known[r.Path] = d
 			}
-			r.Pair, r.Identity, r.Reason = d.Pair, d.Identity, d.Reason
+			r.Pair, r.Identity, r.Needs, r.Reason = d.Pair, d.Identity, d.Needs, d.Reason
+			if p.Config.carriedByAll(r.Needs) { // those that only some lanes can carry must not crowd out the rest
+				n++
+			}
 			if d.Reason == "" && d.Endpoint != r.Endpoint {
 				r.Reason = fmt.Sprintf("%s holds endpoint %s", r.Path, d.Endpoint)
 			}

@@ -74,6 +74,7 @@ type Description struct {
 	Pair     string `json:"pair"`             // salted fingerprint of (server, client) public keys
 	Identity string `json:"identity"`         // salted fingerprint of client key, addresses and obfuscation: equal = make-before-break works
 	MTU      int    `json:"mtu"`              // bytes; 0 = not said
+	Needs    string `json:"needs,omitempty"`  // what a lane's driver must carry: amneziawg; "" = plain WireGuard
 	Reason   string `json:"reason,omitempty"` // why no lane can carry it (an unsupported key …)
 }
 

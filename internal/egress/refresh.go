@@ -30,7 +30,7 @@ func PlanRefresh(in Input) Plan {
 		return p
 	}
 	if len(targets)+len(lanes) == 0 {
-		p.hold("list", HeldNoList, "none of %d entries can be tested (first: %s)", len(l.Entries), l.Entries[0].Reason)
+		p.hold("list", HeldNoList, "none of %d entries can be tested (first: %s)", len(l.Entries), in.untestable(l.Entries[0]))
 		return p
 	}
 	names := make([]string, 0, len(targets)+len(lanes))
@@ -58,7 +58,7 @@ func PlanRefresh(in Input) Plan {
 func Targets(in Input) (inProcess []TestTarget, throughLanes []Entry) {
 	used := takenBy(&in, "")
 	for _, e := range in.Listing.Entries {
-		if e.Reason != "" {
+		if in.untestable(e) != "" {
 			continue
 		}
 		_, endpoint := used.endpoints[e.Endpoint]

@@ -95,6 +95,9 @@ func (r *repair) candidates(downs []LaneView) {
 			if slices.ContainsFunc(downs, func(l LaneView) bool { return l.Endpoint == row.Endpoint && r.guilty(l) }) {
 				continue
 			}
+			if !slices.ContainsFunc(downs, func(l LaneView) bool { return r.carries(l, row) }) {
+				continue
+			}
 			seen[row.Endpoint] = true
 			if limit := r.in.Config.Rebalance.MaxPerPrefix; limit > 0 && r.used.prefixes[prefixOf(row.Endpoint)] >= limit {
 				crowded = append(crowded, row)
@@ -207,19 +210,23 @@ func (r *repair) place(lanes []LaneView, tries map[string]int) []LaneView {
 }
 
 func (r *repair) placeOne(l LaneView, tries map[string]int) (settled bool) {
-	for len(r.proven) > 0 {
+	for {
+		i := slices.IndexFunc(r.proven, func(c Row) bool { return r.carries(l, c) })
+		if i < 0 {
+			return false
+		}
 		if tries[l.Name] >= r.in.Config.Repair.SwapLimit {
 			r.plan.hold(l.Name, HeldFailed, "%d endpoints were tried on it and none passed the strict check", tries[l.Name])
 			r.markSearched(l.Name)
 			return true
 		}
-		c := r.proven[0]
+		c := r.proven[i]
 		outcome, known := r.outcome(l.Name, c.Endpoint)
 		if !known && r.failed[c.Endpoint] || r.used.has(c) && r.used.endpoints[c.Endpoint] != l.Name {
-			r.proven = r.proven[1:] // failed on another lane, or taken meanwhile
+			r.proven = slices.Delete(r.proven, i, i+1) // failed on another lane, or taken meanwhile
 			continue
 		}
-		r.proven = r.proven[1:]
+		r.proven = slices.Delete(r.proven, i, i+1)
 		tries[l.Name]++
 		r.plan.add(Step{
 			Kind: StepSwap, Lane: l.Name, From: l.Endpoint, To: c.Endpoint, Path: c.Path, Pair: c.Pair,
@@ -235,7 +242,6 @@ func (r *repair) placeOne(l LaneView, tries map[string]int) (settled bool) {
 			return true
 		}
 	}
-	return false
 }
 
 // settle books a lane that carries its new endpoint and passed.
@@ -259,13 +265,17 @@ func (r *repair) goHomeIf(lane, assumed string) {
 
 // assume shows what follows when the first candidates pass.
 func (r *repair) assume(lanes []LaneView, batch []Row) {
-	for i, l := range lanes {
-		if i >= len(batch) {
-			return
+	batch = slices.Clone(batch)
+	for _, l := range lanes {
+		i := slices.IndexFunc(batch, func(c Row) bool { return r.carries(l, c) })
+		if i < 0 {
+			continue
 		}
+		c := batch[i]
+		batch = slices.Delete(batch, i, i+1)
 		r.plan.add(Step{
-			Kind: StepSwap, Lane: l.Name, From: l.Endpoint, To: batch[i].Endpoint, Path: batch[i].Path, Pair: batch[i].Pair,
-			Reason: "first in pool order", If: batch[i].Endpoint + " passes; else the next one that does",
+			Kind: StepSwap, Lane: l.Name, From: l.Endpoint, To: c.Endpoint, Path: c.Path, Pair: c.Pair,
+			Reason: "first in pool order", If: c.Endpoint + " passes; else the next one that does",
 		})
 		r.goHomeIf(l.Name, "the swap passes its strict check")
 	}
