@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/journal"
@@ -78,6 +79,13 @@ func (p *pass) recoveryInput() (RecoveryInput, error) {
 			in.Quarantine = append(in.Quarantine, r)
 		}
 	}
+	if l := p.in.Listing; l != nil && len(l.Entries) > 0 { // what a folder of one's own gave helps to get the rest
+		own := Pool{Name: PoolSources}
+		for i, x := range l.Entries {
+			own.Rows = append(own.Rows, Row{Rank: i + 1, File: x.File, Endpoint: x.Endpoint, Path: x.Path, Pair: x.Pair, Reason: x.Reason})
+		}
+		in.Pools = append(in.Pools, own)
+	}
 	for i, v := range p.in.Lanes {
 		l := p.Config.Lanes[i]
 		in.Interfaces = append(in.Interfaces, RecoveryInterface{
@@ -87,6 +95,9 @@ func (p *pass) recoveryInput() (RecoveryInput, error) {
 	}
 	return in, nil
 }
+
+// PoolSources stands, in what strategies are told, for what sources on this machine gave.
+const PoolSources = "sources"
 
 // cleared says whether some pool lists the endpoint of a record and was tested after it.
 func (e eligibility) cleared(q state.Quarantined) bool {
@@ -106,27 +117,31 @@ func (e *Env) BusyPairs(ctx context.Context) func(pair string) bool {
 	return (&pass{Env: e}).busyPairs(ctx)
 }
 
-// fetchAnother tries to get the list by a strategy after the plain way gave nothing. Users'
-// packets travel, or are held back, as before.
-func (p *pass) fetchAnother(ctx context.Context, work string, plain *Listing) (*Listing, error) {
+// fetchAnother tries to get the list by a strategy after no remote source could be read
+// plainly. Users' packets travel, or are held back, as before.
+func (p *pass) fetchAnother(ctx context.Context, work string) error {
 	s, res, closing, err := p.access(ctx)
 	defer closing()
 	if err != nil {
-		return plain, err
+		return err
 	}
+	plain := p.in.Listing
 	if s == nil {
 		for _, t := range res.Tried {
 			plain.Failed = append(plain.Failed, fmt.Sprintf("strategy %s: %s", t.Strategy, t.Reason))
 		}
-		return plain, nil
+		return nil
 	}
-	l, err := p.list(ctx, s, work)
-	l.Via = res.Strategy
-	return l, err
+	l, _, err := p.list(ctx, s, filepath.Join(work, "again"))
+	if len(l.Entries) >= len(plain.Entries) {
+		p.in.Listing = l
+		l.Via = res.Strategy
+	}
+	return err
 }
 
-// list fetches by some sources.
-func (p *pass) list(ctx context.Context, s Sources, work string) (*Listing, error) {
+// list fetches by some sources; it also returns why which of them failed.
+func (p *pass) list(ctx context.Context, s Sources, work string) (*Listing, []error, error) {
 	entries, skipped, failed, err := s.Fetch(ctx, p.Config.Sources, work)
 	l := &Listing{Entries: entries, Skipped: skipped}
 	for _, f := range failed {
@@ -135,8 +150,5 @@ func (p *pass) list(ctx context.Context, s Sources, work string) (*Listing, erro
 	if err != nil {
 		l.Failed = append(l.Failed, err.Error())
 	}
-	if ctx.Err() != nil {
-		return l, ctx.Err()
-	}
-	return l, nil
+	return l, failed, ctx.Err()
 }

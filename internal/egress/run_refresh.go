@@ -80,15 +80,14 @@ func (p *pass) workdir(dryRun bool) (string, error) {
 	return os.MkdirTemp(p.PoolDir(), ".fetch-")
 }
 
-// fetch gets the list, by a strategy where the plain way gives nothing.
+// fetch gets the list, by a strategy where the plain way leads to no remote source.
 func (p *pass) fetch(ctx context.Context, work string, dryRun bool) error {
-	var err error
-	p.in.Listing, err = p.list(ctx, p.Sources, work)
-	if err != nil || dryRun || len(p.in.Listing.Entries) > 0 || p.Recovery == nil || !p.Config.Recovery.OnRefresh {
+	l, failed, err := p.list(ctx, p.Sources, work)
+	p.in.Listing = l
+	if err != nil || dryRun || p.Recovery == nil || !p.Config.Recovery.OnRefresh || !cutOff(p.Config.Sources, failed) {
 		return err
 	}
-	p.in.Listing, err = p.fetchAnother(ctx, work, p.in.Listing)
-	return err
+	return p.fetchAnother(ctx, work)
 }
 
 // refreshEnds records the attempt and how it ended.

@@ -120,6 +120,7 @@ func (w *World) base() Settings {
 		"egress.uplink.interface": WANInterface,
 		"egress.uplink.targets":   []string{Uplink4a, Uplink4b},
 		"egress.plane.inputs":     []string{LANInterface},
+		"egress.recovery.dir":     w.Strategies,
 	}
 	if w.o.Home > 0 {
 		s["egress.pool.home"] = []string{server.HomeCountry + "*"}
@@ -129,7 +130,7 @@ func (w *World) base() Settings {
 
 // files makes the folders, the profiles and the configuration.
 func (w *World) files() error {
-	for _, d := range []string{w.State, w.Sources, w.Logs, filepath.Join(w.Dir, "bin"), filepath.Join(w.Dir, "tmp")} {
+	for _, d := range []string{w.State, w.Sources, w.Strategies, w.Logs, filepath.Join(w.Dir, "bin"), filepath.Join(w.Dir, "tmp")} {
 		if err := os.MkdirAll(d, 0o750); err != nil {
 			return err
 		}

@@ -51,12 +51,15 @@ type World struct {
 	Config  string // the router's shunt.yaml
 	State   string // its state_dir
 	Sources string // its folder of profiles
-	Logs    string // what background processes write
-	CA      string // certificate (PEM) of the TLS services
+	// Strategies is its folder of strategies.
+	Strategies string
+	Logs       string // what background processes write
+	CA         string // certificate (PEM) of the TLS services
 
 	LAN, Router, ISP, Provider *cage.Namespace
 
 	Far   *server.Provider
+	Site  *server.List // the provider's web site
 	Lanes []Lane
 
 	Took time.Duration // to build
@@ -77,7 +80,8 @@ func Build(ctx context.Context, o WorldOptions) (*World, error) {
 	w := &World{
 		Dir: o.Dir, Config: filepath.Join(o.Dir, "shunt.yaml"), State: filepath.Join(o.Dir, "state"),
 		Sources: filepath.Join(o.Dir, "sources"), Logs: filepath.Join(o.Dir, "log"), CA: filepath.Join(o.Dir, "ca.pem"),
-		Lanes: lanes(o.Lanes), o: o,
+		Strategies: filepath.Join(o.Dir, "strategies.d"),
+		Lanes:      lanes(o.Lanes), o: o,
 	}
 	if err := w.build(ctx); err != nil {
 		return nil, fmt.Errorf("lab: world: %w", errors.Join(err, w.Close()))
@@ -134,6 +138,10 @@ func (w *World) build(ctx context.Context) error {
 		addrs = append(addrs, netip.MustParseAddr(Service6a), netip.MustParseAddr(Service6b))
 	}
 	cert, err := w.Far.Serve(addrs, []string{ServerName, OtherServerName})
+	if err != nil {
+		return err
+	}
+	w.Site, err = w.Far.ServeList(netip.MustParseAddr(List4), netip.MustParseAddr(server.Inside4), ListName)
 	if err != nil {
 		return err
 	}

@@ -9,19 +9,6 @@ import (
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
-// Remote says whether a source is read from the network by this program itself, so that
-// Options.DialContext decides by which way.
-func Remote(src egress.Source) bool {
-	switch src.Type {
-	case egress.SourceArchive, egress.SourceHTTP:
-		return src.URL != ""
-	case egress.SourceMullvad:
-		return src.Path == ""
-	case egress.SourceDir, egress.SourceExec, egress.SourceUnknown:
-	}
-	return false
-}
-
 // Reach asks the remote sources, in order, until one answers with the beginning of what
 // it should be, and keeps nothing of it. The error names each source that did not, or says
 // that none is remote. A portal that answers for everybody with a page of its own is not
@@ -29,7 +16,7 @@ func Remote(src egress.Source) bool {
 func Reach(ctx context.Context, sources []egress.Source, opts Options) error {
 	var errs []error
 	for _, src := range sources {
-		if !Remote(src) {
+		if !src.Remote() {
 			continue
 		}
 		err := reach(ctx, src, opts)

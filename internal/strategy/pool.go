@@ -23,8 +23,8 @@ type candidate struct {
 	quarantined bool
 }
 
-// candidates are the endpoints of the last pools in the configured order, each once,
-// quarantined ones last. in.Pools stand in the order strict foreign, strict all, working.
+// candidates are the endpoints of the last pools in the configured order, then those of
+// profiles on this machine, each once, and quarantined ones last.
 func (s *Strategies) candidates(in egress.RecoveryInput) []candidate {
 	names := map[egress.PoolName]string{
 		egress.PoolNameForeign: egress.PoolForeign, egress.PoolNameAll: egress.PoolAll, egress.PoolNameWorking: egress.PoolWorking,
@@ -35,8 +35,12 @@ func (s *Strategies) candidates(in egress.RecoveryInput) []candidate {
 	}
 	var first, last []candidate
 	seen := map[string]bool{}
+	order := []string{}
 	for _, n := range s.o.Config.Order {
-		i := slices.IndexFunc(in.Pools, func(p egress.Pool) bool { return p.Name == names[n] })
+		order = append(order, names[n])
+	}
+	for _, n := range append(order, egress.PoolSources) {
+		i := slices.IndexFunc(in.Pools, func(p egress.Pool) bool { return p.Name == n })
 		if i < 0 {
 			continue
 		}
