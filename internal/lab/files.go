@@ -98,7 +98,7 @@ func (w *World) base() Settings {
 	for _, l := range w.Lanes {
 		m := map[string]any{
 			"name": l.Name, "interface": l.Interface, "table": l.Table, "mark": l.Mark.String(),
-			"dscp": []string{l.DSCP.String()}, "driver": "wireguard", "nat": string(l.NAT),
+			"dscp": []string{l.DSCP.String()}, "driver": string(w.o.Driver), "nat": string(l.NAT),
 		}
 		if l.Pin != "" {
 			m["pin"] = l.Pin

@@ -18,8 +18,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/lab/cage"
 	"github.com/shunt-net/shunt/internal/lab/server"
+	"github.com/shunt-net/shunt/internal/profile"
 )
 
 // WorldOptions shape a world. The zero value is five lanes, twelve live endpoints and no
@@ -41,6 +43,9 @@ type WorldOptions struct {
 	// LaneCommand is the argv (without the binary) that owns a lane's device in the
 	// foreground; nil = `lane run NAME`.
 	LaneCommand func(lane string) []string
+	Driver      egress.Driver                  // of all lanes; "" = wireguard
+	Speaks      func(i int) []profile.KeyValue // see server.Options
+	Says        func(i int) []profile.KeyValue //
 	// Settings differ from the world's usual configuration; see World.Configure.
 	Settings Settings
 }
@@ -103,6 +108,9 @@ func (o WorldOptions) full() WorldOptions {
 	if o.LaneCommand == nil {
 		o.LaneCommand = func(lane string) []string { return []string{"lane", "run", lane} }
 	}
+	if o.Driver == egress.DriverUnknown {
+		o.Driver = egress.DriverWireGuard
+	}
 	o.IPv6 = o.IPv6 && hasIPv6()
 	return o
 }
@@ -124,7 +132,7 @@ func (w *World) build(ctx context.Context) error {
 		return err
 	}
 	w.Far, err = server.Start(w.Provider, server.Options{
-		Endpoints: w.o.Endpoints, Seed: w.o.Seed, Keys: w.o.Keys, RTT: w.rtt, Dead: w.dead,
+		Endpoints: w.o.Endpoints, Seed: w.o.Seed, Keys: w.o.Keys, RTT: w.rtt, Dead: w.dead, Speaks: w.o.Speaks, Says: w.o.Says,
 		Home: func(i int) bool { return i >= w.o.Endpoints-w.o.Home },
 	})
 	if err != nil {

@@ -29,6 +29,7 @@ func Scenarios() []lab.Scenario {
 		swapScenario(),
 		uplinkScenario(),
 		leakScenario(),
+		awgScenario(),
 		killScenario(),
 	}
 }
