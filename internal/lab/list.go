@@ -21,6 +21,7 @@ const (
 // The rescue link: a second way out of the router, with no route to it.
 const (
 	RescueInterface = "lte0"
+	RescueRouter4   = "172.31.0.1" // the router's address on it
 	rescueNet4      = "172.31.0.0/30"
 )
 
@@ -29,7 +30,7 @@ func (w *World) AddRescue() error {
 	if err := (wire{w.Router, w.Provider, RescueInterface, "lte"}).connect(); err != nil {
 		return err
 	}
-	for _, s := range []site{{ns: w.Router, addrs: []string{RescueInterface + " 172.31.0.1/30"}}, {ns: w.Provider, addrs: []string{"lte 172.31.0.2/30"}}} {
+	for _, s := range []site{{ns: w.Router, addrs: []string{RescueInterface + " " + RescueRouter4 + "/30"}}, {ns: w.Provider, addrs: []string{"lte 172.31.0.2/30"}}} {
 		if err := s.addresses(false); err != nil {
 			return err
 		}

@@ -63,7 +63,7 @@ func Rings() map[string][]string {
 	}
 	// Ways to the list are made of several adapters.
 	rules["internal/strategy"] = slices.Concat(adapters, domains, ground)
-	rules["internal/lab"] = slices.Concat(adapters, []string{"internal/config"}, domains, ground)
+	rules["internal/lab"] = slices.Concat(adapters, []string{"internal/config", "internal/strategy"}, domains, ground)
 	rules["internal/cli"] = slices.Concat([]string{"internal/lab", "internal/config", "internal/strategy"}, adapters, domains, ground)
 	for _, list := range rules {
 		slices.Sort(list)

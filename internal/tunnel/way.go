@@ -120,7 +120,7 @@ func openRound(ctx context.Context, c egress.TestConfig, o WayOptions, s *subjec
 	}
 	return &round{
 		c: c, ctx: ctx, sock: sock, shelf: newShelf(sock), watch: newWatch(o.Busy),
-		pace: rate.NewLimiter(rate.Inf, 1),
+		pace: rate.NewLimiter(rate.Inf, 1), again: rate.NewLimiter(rate.Inf, 1),
 	}, nil
 }
 

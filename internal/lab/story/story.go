@@ -31,6 +31,8 @@ func Scenarios() []lab.Scenario {
 		leakScenario(),
 		awgScenario(),
 		killScenario(),
+		strategyScenario(),
+		coldstartScenario(),
 	}
 }
 
