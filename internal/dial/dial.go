@@ -24,8 +24,9 @@ import (
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
-// connectWait bounds one connection.
-const connectWait = 10 * time.Second
+// connectWait bounds one connection. It is short next to the time of a source: that a
+// deadline passed says less than why.
+const connectWait = 5 * time.Second
 
 // Func makes a connection: network is tcp, tcp4 or tcp6, address is host:port.
 type Func func(ctx context.Context, network, address string) (net.Conn, error)
