@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -36,13 +37,14 @@ type egressEnv struct {
 	egress.Env
 	plane *plane.Plane
 	hooks *hooks
+	log   *slog.Logger
 	temp  string // state folder of a dry run on a machine that has none yet
 }
 
 // openEgress wires everything that an egress pass needs. A run that changes nothing opens
 // the state for reading only.
 func (a *app) openEgress(ctx context.Context, c config.Config, command string, write bool) (*egressEnv, error) {
-	e := &egressEnv{plane: plane.New()}
+	e := &egressEnv{plane: plane.New(), log: a.Log}
 	var err error
 	if write {
 		e.State, err = state.Open(c.StateDir)

@@ -39,6 +39,7 @@ func (r *reader) check() {
 	r.checkRepair(e.Repair)
 	r.checkRebalance(e.Rebalance)
 	r.checkPlane(e)
+	r.checkModes(e.Modes)
 	r.checkRecovery(e.Recovery)
 }
 

@@ -21,6 +21,7 @@ type Config struct {
 	Repair    RepairConfig    `yaml:"repair" json:"repair"`
 	Rebalance RebalanceConfig `yaml:"rebalance" json:"rebalance"`
 	Plane     PlaneConfig     `yaml:"plane" json:"plane"`
+	Modes     ModesConfig     `yaml:"modes" json:"modes"`
 	Recovery  RecoveryConfig  `yaml:"recovery" json:"recovery"`
 }
 
@@ -155,6 +156,7 @@ type Lane struct {
 	DSCP      []DSCP   `yaml:"dscp" json:"dscp"`   // classes of users
 	Driver    Driver   `yaml:"driver" json:"driver"`
 	NAT       NATMode  `yaml:"nat" json:"nat"`
+	FailMode  FailMode `yaml:"fail_mode" json:"fail_mode,omitempty"`
 	Pin       string   `yaml:"pin" json:"pin,omitempty"` // endpoint that rebalance never moves away from
 	Commands  Commands `yaml:"commands" json:"commands,omitzero"`
 }
@@ -252,6 +254,26 @@ const (
 	PoolNameForeign PoolName = "strict_foreign"
 	PoolNameAll     PoolName = "strict_all"
 	PoolNameWorking PoolName = "working"
+)
+
+// ModesConfig says when a refresh is made out of turn, and how often it is tried again.
+type ModesConfig struct {
+	Threshold int           `yaml:"threshold" json:"threshold"` // replacements since the last good refresh that ask for another
+	Window    time.Duration `yaml:"window" json:"window"`       // in which they count
+	Cooldown  time.Duration `yaml:"cooldown" json:"cooldown"`   // between emergency refreshes
+	RetryMin  time.Duration `yaml:"retry_min" json:"retry_min"` // after the first one that failed
+	RetryMax  time.Duration `yaml:"retry_max" json:"retry_max"` // doubling up to it
+}
+
+// FailMode says what becomes of a class when no lane carries it.
+type FailMode string
+
+// The fail modes. The zero value is not said, which is direct.
+const (
+	FailUnknown   FailMode = ""
+	FailDirect    FailMode = "direct"     // lent; direct once VPN is exhausted
+	FailOtherLane FailMode = "other_lane" // lent, never direct
+	FailClosed    FailMode = "closed"     // neither
 )
 
 // RecoveryConfig shapes the ways to the list that are tried when the plain one fails.

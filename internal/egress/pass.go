@@ -37,6 +37,9 @@ type Env struct {
 	Notify func(context.Context, journal.Event)
 	// Progress is told how many of how many tests are done; nil = nobody.
 	Progress func(done, total int)
+	// Later takes an attempt or a rebuild that a repair asks for off its hands, so that it
+	// goes on with its rounds; nil = the repair makes it itself, after its lanes.
+	Later func(context.Context, Outcome) bool
 	// Watch sees the input and the plan after each step of a run; nil = nobody.
 	Watch func(Input, Plan)
 }
@@ -52,6 +55,8 @@ type Outcome struct {
 	Plan    Plan
 	Applied int   // steps that were carried out
 	Partial error // something of the plan could not be applied
+
+	lock *state.Lock // of the attempt that the plan asks for
 }
 
 // pass is one run of a command.

@@ -109,11 +109,26 @@ func (r *repair) candidates(downs []LaneView) {
 	r.cands = append(r.cands, crowded...)
 }
 
+// lastBatch bounds what is tried at once when no lane is left.
+const lastBatch = 256
+
+func (r *repair) anyHealthy() bool {
+	for _, v := range r.judged {
+		if v != health.Down {
+			return true
+		}
+	}
+	return false
+}
+
 // batch is the next candidates to be proven at once.
 func (r *repair) batch(lanes int) []Row {
 	c := r.in.Config.Repair
 	n := max(c.Parallel, lanes+1)
 	end := min(r.next+n, len(r.cands), max(c.Limit, n))
+	if end <= r.next && !r.anyHealthy() { // with no lane left, whatever there is has to be tried
+		end = min(r.next+lastBatch, len(r.cands))
+	}
 	if end <= r.next {
 		return nil
 	}
@@ -184,6 +199,7 @@ func (r *repair) fill(lanes []LaneView) {
 			return
 		}
 	}
+	r.spent = r.next >= len(r.cands) && len(r.proven) == 0
 	for _, l := range open {
 		r.plan.hold(l.Name, HeldNoCandidate, "%s; nothing was touched", r.noneBecause(l))
 		r.markSearched(l.Name)
