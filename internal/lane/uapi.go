@@ -31,7 +31,7 @@ func newAmneziaWay(name string, limit time.Duration) way {
 			return &uapi{path: path, limit: limit}
 		}
 	}
-	return &kernel{}
+	return openKernel(limit)
 }
 
 // uapi is a userspace device behind its control socket.
