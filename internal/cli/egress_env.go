@@ -67,7 +67,7 @@ func (a *app) openEgress(ctx context.Context, c config.Config, command string, w
 	e.Tester = tunnel.New(tunnel.Options{Now: a.Now, Control: bindTo(c.Egress.Uplink.Interface)})
 	e.Plane, e.Flows = e.plane, e.plane
 	e.Library = library{salt}
-	e.Sources = sources{salt: salt}
+	e.Sources = sources{salt: salt, app: a}
 	e.Recovery = a.strategies(e, c.Egress)
 	e.Holder = fmt.Sprintf("shunt %s", command)
 	e.hooks = startHooks(context.WithoutCancel(ctx), a, c.Hooks)
@@ -194,14 +194,18 @@ func describe(p profile.Profile, salt []byte) egress.Description {
 // sources fetches provider lists for the domain.
 type sources struct {
 	salt []byte
+	app  *app
 	way  dial.Func // nil = the system's own
 }
 
 // Via fetches by the way that a strategy found.
 func (s sources) Via(access any) egress.Sources {
-	way, _ := access.(dial.Func) // strategies give nothing else
-	return sources{s.salt, way}
+	s.way, _ = access.(dial.Func) // strategies give nothing else
+	return s
 }
+
+// saidSkipped bounds the lines about profiles that were not taken; -v says them all.
+const saidSkipped = 20
 
 func (s sources) Fetch(ctx context.Context, list []egress.Source, workdir string) ([]egress.Entry, int, []error, error) {
 	got, err := provider.Fetch(ctx, list, workdir, provider.Options{DialContext: s.way})
@@ -210,6 +214,13 @@ func (s sources) Fetch(ctx context.Context, list []egress.Source, workdir string
 		d := describe(e.Profile, s.salt)
 		entries = append(entries, egress.Entry{File: e.File, Endpoint: d.Endpoint, Path: e.Path, Pair: d.Pair, Needs: d.Needs, Reason: d.Reason})
 	}
+	for i, k := range got.Skipped {
+		level := slog.LevelWarn
+		if i >= saidSkipped {
+			level = slog.LevelDebug
+		}
+		s.app.Log.Log(ctx, level, "skipped", "source", k.Source, "file", k.File, "reason", k.Reason)
+	}
 	return entries, len(got.Skipped), got.Failed, err
 }
 
@@ -217,7 +228,9 @@ func (s sources) Fetch(ctx context.Context, list []egress.Source, workdir string
 // hook that hangs delays no repair.
 type hooks struct {
 	events chan journal.Event
-	done   sync.WaitGroup
+	done   chan struct{}
+	stop   context.CancelFunc
+	grace  time.Duration // for what is still queued at the run's end
 }
 
 func startHooks(ctx context.Context, a *app, c config.Hooks) *hooks {
@@ -225,9 +238,15 @@ func startHooks(ctx context.Context, a *app, c config.Hooks) *hooks {
 	if len(c.OnEvent) == 0 {
 		return h
 	}
-	h.events = make(chan journal.Event, 256)
-	h.done.Go(func() {
+	ctx, h.stop = context.WithCancel(ctx)
+	h.events, h.done, h.grace = make(chan journal.Event, 256), make(chan struct{}), c.Timeout
+	go func() {
+		defer close(h.done)
 		for ev := range h.events {
+			if ctx.Err() != nil {
+				a.Log.Warn("hook", "event", ev.Kind, "object", ev.Object, "error", "not run: earlier ones took all the time")
+				continue
+			}
 			b, err := json.Marshal(ev)
 			if err == nil {
 				_, err = run.Command(ctx, c.OnEvent, run.Options{Stdin: strings.NewReader(string(b) + "\n"), Timeout: c.Timeout})
@@ -236,7 +255,7 @@ func startHooks(ctx context.Context, a *app, c config.Hooks) *hooks {
 				a.Log.Warn("hook", "event", ev.Kind, "object", ev.Object, "error", err)
 			}
 		}
-	})
+	}()
 	return h
 }
 
@@ -250,11 +269,17 @@ func (h *hooks) add(ev journal.Event) {
 	}
 }
 
+// wait gives what is still queued the time of one hook, all together: hooks that hang must
+// not keep the next run from starting.
 func (h *hooks) wait() {
-	if h.events != nil {
-		close(h.events)
-		h.done.Wait()
+	if h.events == nil {
+		return
 	}
+	close(h.events)
+	late := time.AfterFunc(h.grace, h.stop)
+	defer late.Stop()
+	<-h.done
+	h.stop()
 }
 
 // withPoints arms the kill points of tests: SHUNT_KILL_AT=NAME:N kills the process at the

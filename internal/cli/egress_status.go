@@ -2,17 +2,34 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shunt-net/shunt/internal/config"
 	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/journal"
 	"github.com/shunt-net/shunt/internal/plane"
+	"github.com/shunt-net/shunt/internal/state"
 )
 
+// lookFlags are those of commands that only look: planning commands have them too.
+type lookFlags struct {
+	DryRun   bool
+	ExitCode bool
+}
+
+func (o *lookFlags) addFlags(f *pflag.FlagSet, code string) {
+	f.BoolVar(&o.DryRun, "dry-run", false, "accepted everywhere: this command never changes anything")
+	f.BoolVar(&o.ExitCode, "exit-code", false, code)
+}
+
 func newStatusCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	var o lookFlags
+	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show lanes, pools, quarantine and mode",
 		Long: `Shows every lane with its endpoint, the last verdict, what it carries and for whom; the
@@ -22,14 +39,20 @@ no lock and needs no root for what the state folder's rights let it see.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.look(cmd.Context(), func(ctx context.Context, e *egressEnv) error {
 				s := e.Status(ctx)
-				return a.print(s, s.Text)
+				if err := a.print(s, s.Text); err != nil || !o.ExitCode || s.Well() {
+					return err
+				}
+				return &exitError{Code: exitHeld}
 			})
 		},
 	}
+	o.addFlags(cmd.Flags(), "exit 4 when a lane is not up, a class is not at home or there is a problem")
+	return cmd
 }
 
 func newExplainCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	var o lookFlags
+	cmd := &cobra.Command{
 		Use:   "explain [LANE|ENDPOINT]…",
 		Short: "Say why a lane or an endpoint is where it is",
 		Long: `Says of each lane or endpoint why it is as it is: ranks, quarantine and what clears it,
@@ -46,6 +69,8 @@ explains every lane. It sends no packet and changes nothing.`,
 			})
 		},
 	}
+	o.addFlags(cmd.Flags(), "accepted everywhere: an explanation is always 0")
+	return cmd
 }
 
 // look opens the world for reading.
@@ -63,14 +88,16 @@ func (a *app) look(ctx context.Context, f func(context.Context, *egressEnv) erro
 }
 
 type planeOptions struct {
-	DryRun bool
-	Remove bool
+	DryRun   bool
+	ExitCode bool
+	Remove   bool
 }
 
 // planeResult is what `egress plane` prints.
 type planeResult struct {
 	Text    string           `json:"text,omitempty"`
 	Changed bool             `json:"changed"`
+	Drift   []string         `json:"drift,omitempty"` // what a run would mend
 	View    egress.PlaneView `json:"view"`
 }
 
@@ -90,13 +117,17 @@ and nothing else.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPlane(cmd.Context(), a, o) },
 	}
 	cmd.Flags().BoolVar(&o.DryRun, "dry-run", false, "print the table, rules and routes; change nothing")
+	cmd.Flags().BoolVar(&o.ExitCode, "exit-code", false, "with --dry-run: exit 5 when something differs")
 	cmd.Flags().BoolVar(&o.Remove, "remove", false, "take shunt's table, rules and routes away")
 	return cmd
 }
 
 func runPlane(ctx context.Context, a *app, o planeOptions) error {
-	if o.DryRun && o.Remove {
+	switch {
+	case o.DryRun && o.Remove:
 		return usageError("choose one of them", "--dry-run and --remove exclude each other")
+	case o.ExitCode && !o.DryRun:
+		return usageError("add --dry-run", "--exit-code goes with --dry-run only")
 	}
 	c, err := a.load(config.SectionEgress)
 	if err != nil {
@@ -111,8 +142,11 @@ func runPlane(ctx context.Context, a *app, o planeOptions) error {
 		if res.Text, err = p.Text(ctx, c.Egress, nil); err != nil {
 			return err
 		}
+		if res.Drift, err = p.Drift(ctx, c.Egress); err != nil {
+			return err
+		}
 	case o.Remove:
-		if err := p.Remove(ctx, c.Egress); err != nil {
+		if err := a.removePlane(ctx, c, p); err != nil {
 			return err
 		}
 		res.Changed = true
@@ -121,11 +155,37 @@ func runPlane(ctx context.Context, a *app, o planeOptions) error {
 			return err
 		}
 	}
-	return a.print(res, func(w io.Writer) {
+	err = a.print(res, func(w io.Writer) {
 		if res.Text != "" {
 			_, _ = io.WriteString(w, res.Text)
 		}
+		for _, d := range res.Drift {
+			fmt.Fprintf(w, "# differs now: %s\n", d)
+		}
 	})
+	if err == nil && o.ExitCode && len(res.Drift) > 0 {
+		return &exitError{Code: exitPending}
+	}
+	return err
+}
+
+// removePlane takes the user plane away, under the lock of those who move classes.
+func (a *app) removePlane(ctx context.Context, c config.Config, p *plane.Plane) error {
+	d, err := state.Open(c.StateDir)
+	if err != nil {
+		return err
+	}
+	l, err := d.Lock(ctx, "plane", "shunt egress plane --remove", 3*time.Second)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock() //nolint:errcheck // the process ends next
+	if err := p.Remove(ctx, c.Egress); err != nil {
+		return err
+	}
+	ev := journal.Event{Time: a.Now(), Command: "plane", Kind: "plane", Object: "inet shunt_egress", To: "removed", Reason: "by hand"}
+	a.logEvent(ev)
+	return journal.Append(ctx, d, ev)
 }
 
 func (a *app) installPlane(ctx context.Context, c config.Config) (planeResult, error) {

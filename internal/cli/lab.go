@@ -142,7 +142,9 @@ wg work on the world. Everything is gone when the shell ends. Needs root.`,
 					flags[n] = *v
 				}
 			}
-			code, err := lab.Shell(cmd.Context(), lab.Request{Flags: flags, Story: a.Stderr, Env: a.Environ})
+			stdin, _ := a.Stdin.(*os.File) // a shell wants the terminal itself
+			stdout, _ := a.Stdout.(*os.File)
+			code, err := lab.Shell(cmd.Context(), lab.Request{Flags: flags, Story: a.Stderr, Env: a.Environ, Stdin: stdin, Stdout: stdout})
 			if err == nil && code != 0 {
 				err = &exitError{Code: code}
 			}

@@ -59,6 +59,9 @@ func TestPlansPutOnALaneWhatItCanCarry(t *testing.T) {
 	e := endpoint
 	prove := func(ns ...int) string {
 		s := fmt.Sprintf("prove %d endpoints:", len(ns))
+		if len(ns) == 1 {
+			s = "prove endpoint"
+		}
 		for _, n := range ns {
 			s += " " + e(n)
 		}

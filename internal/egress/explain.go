@@ -68,10 +68,9 @@ func (p *pass) explainLane(l Lane) Explanation {
 	mem := p.in.Memory.Lanes[l.Name]
 	say := func(format string, a ...any) { x.Facts = append(x.Facts, fmt.Sprintf(format, a...)) }
 	say("interface %s, table %d, mark %s, class %v", l.Interface, l.Table, l.Mark, l.DSCP)
-	switch {
-	case v.Endpoint == "":
+	if v.Endpoint == "" {
 		say("it carries no endpoint yet: the next rebalance places one")
-	default:
+	} else {
 		say("it carries %s since %s", v.Endpoint, stamp(mem.Since))
 	}
 	say("last verdict: %s %s (%d failed rounds in a row, %d good)", first(mem.State, "none"), mem.Reason, mem.Misses, mem.Goods)
@@ -136,7 +135,7 @@ func (p *pass) explainEndpoint(endpoint string) Explanation {
 		}
 		say("quarantined at %s from lane %s (%s), replaced by %s; %s", stamp(q.FailedAt), q.Slot, q.Reason, orNone(q.Replacement), by)
 	}
-	if h, ok := p.in.Memory.Holds[endpoint]; ok && h.Failures > 0 {
+	if h, ok := p.in.Memory.Holds[endpoint]; ok && h.Failures > 1 {
 		say("failed %d times lately; held down for another %s", h.Failures, max(0, holdLeft(h, p.in.Now, p.Config.Repair.HoldMax)).Round(time.Second))
 	}
 	return x

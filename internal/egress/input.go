@@ -71,6 +71,7 @@ type Memory struct {
 	Modes       ModeMemory            `json:"modes,omitzero"`
 	UplinkDown  bool                  `json:"uplink_down,omitempty"`
 	UplinkSince time.Time             `json:"uplink_since,omitzero"`
+	DoubtAt     time.Time             `json:"doubt_at,omitzero"`   // last search for a way out behind a gateway that answers
 	LastSize    int                   `json:"last_size,omitempty"` // endpoints in the last list that became a pool
 	Winner      string                `json:"winner,omitempty"`    // strategy that had access last
 }

@@ -198,7 +198,11 @@ func (p *pass) recordFailure(ctx context.Context, l Lane, it Intent) error {
 		}
 		run.Point(ctx, "quarantine.appended")
 	}
-	n, err := p.raiseCount(ctx, it)
+	var n int
+	err := p.locked(ctx, "count", func() (err error) {
+		n, err = p.raiseCount(ctx, it)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -67,14 +67,16 @@ type pass struct {
 	run     string
 	done    map[string]bool
 	locks   map[string]*state.Lock
+	failed  map[string]int64 // lane -> when this pass recorded its endpoint's failure, unix seconds
 	out     Outcome
 	events  []journal.Event
+	heal    bool       // egress.json is to be written, whatever the plan says
 	damaged error      // pools that could not be read
 	mu      sync.Mutex // in.Proofs, in.Listing.Results
 }
 
 func (e *Env) begin(command string, write bool) (*pass, error) {
-	p := &pass{Env: e, done: map[string]bool{}, locks: map[string]*state.Lock{}}
+	p := &pass{Env: e, done: map[string]bool{}, locks: map[string]*state.Lock{}, failed: map[string]int64{}}
 	p.in = Input{
 		Version: InputVersion, Command: command, Now: e.Now(), Config: e.Config,
 		Proofs: map[string]TestResult{}, Busy: map[string]string{},
@@ -137,6 +139,7 @@ func (p *pass) loadState(salvage bool) error {
 		}
 		p.in.Damage = append(p.in.Damage, err.Error())
 		p.out.Partial = errors.Join(p.out.Partial, err)
+		p.heal = true
 	}
 	p.in.Memory = p.in.Memory.clone()
 	return nil
@@ -313,8 +316,7 @@ func (p *pass) locked(ctx context.Context, name string, f func() error) error {
 	if err != nil {
 		return err
 	}
-	defer l.Unlock()
-	return f()
+	return errors.Join(f(), l.Unlock())
 }
 
 // lockLane takes a lane for the rest of the pass. False: another run has it, or it has

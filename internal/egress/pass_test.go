@@ -331,3 +331,40 @@ func TestAFailedRefreshChangesNothing(t *testing.T) {
 		t.Errorf("pool of %s with %d rows: %v", mtime, len(rows), err)
 	}
 }
+
+// The provider's line is cut behind a gateway that goes on answering: no endpoint pays for
+// it, neither while it lasts nor when all lanes pass again.
+func TestOutageBehindTheGateway(t *testing.T) {
+	for _, seconds := range []int{4, 34, 200} {
+		t.Run(fmt.Sprintf("%d seconds", seconds), func(t *testing.T) {
+			w := newWorld(t, 5, 9)
+			w.morning(t)
+			before := fmt.Sprint(w.carries)
+			probed := len(w.probed)
+			w.uplink, w.gateway = false, true
+			for range seconds {
+				w.repair(t)
+			}
+			if n := len(w.probed) - probed; n == 0 || n > 4*(1+seconds/30) {
+				t.Errorf("%d probes to find a way out", n)
+			}
+			w.uplink = true
+			for range 5 {
+				w.repair(t)
+			}
+			if _, err := os.Stat(w.env.State.Path("quarantine.tsv")); err == nil {
+				t.Errorf("quarantined:\n%s", w.read(t, "quarantine.tsv"))
+			}
+			if fmt.Sprint(w.carries) != before {
+				t.Errorf("replaced: %v, was %s", w.carries, before)
+			}
+			dead := w.carries["egress2"] // and a real death is repaired at once
+			w.alive[dead] = false
+			w.repair(t)
+			w.repair(t)
+			if w.carries["egress2"] == dead {
+				t.Error("a death after the outage is not repaired")
+			}
+		})
+	}
+}

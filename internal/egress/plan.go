@@ -180,6 +180,9 @@ func (s Step) what() string {
 		return fmt.Sprintf("lane %s: peer %s", s.Lane, s.From)
 	case StepProve, StepTest:
 		n := len(s.Endpoints)
+		if n == 1 {
+			return "endpoint " + s.Endpoints[0]
+		}
 		if n > 6 {
 			return fmt.Sprintf("%d endpoints: %s …", n, strings.Join(s.Endpoints[:6], " "))
 		}

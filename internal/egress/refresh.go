@@ -96,7 +96,8 @@ func judgeResults(in Input, p *Plan) {
 		p.hold("pool", HeldFew, "%d endpoints passed the strict test, %d are needed; the pools stay as they are", len(all), need)
 		return
 	}
-	p.Next.LastSize = len(in.Listing.Entries)
+	targets, lanes := Targets(in)
+	p.Next.LastSize = len(targets) + len(lanes)
 	p.Next.PoolSeqs[in.Listing.Began.Unix()] = in.Listing.Seq
 	p.add(Step{
 		Kind: StepPublish, Pool: fmt.Sprintf("%d foreign, %d strict, %d working", len(foreign), len(all), len(working)),

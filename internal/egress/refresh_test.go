@@ -40,7 +40,8 @@ func TestPlanRefresh(t *testing.T) {
 		"no list": {func(in *Input) { in.Listing = nil }, "", true, []string{"list no_list"}},
 		"an empty list": {
 			func(in *Input) { in.Listing = &Listing{Failed: []string{"source hmn: the answer is an HTML page"}} },
-			"", true, []string{"list no_list"},
+			"", true,
+			[]string{"list no_list"},
 		},
 		"a list that shrank (gluetun#2241)": {
 			func(in *Input) { in.Listing = listing(9); in.Memory.LastSize = 12 }, "", true, []string{"list list_too_small"},

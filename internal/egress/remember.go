@@ -11,7 +11,7 @@ import (
 // meanwhile: only the lanes that this run judged and the keys that it changed.
 func (p *pass) remember(ctx context.Context) error {
 	was, next := p.in.Memory, p.plan.Next
-	if next.Lanes == nil || !worthWriting(was, next) {
+	if next.Lanes == nil || !p.heal && !worthWriting(was, next) {
 		return nil
 	}
 	var m Memory
@@ -28,6 +28,9 @@ func (p *pass) remember(ctx context.Context) error {
 		apply(m.PoolSeqs, was.PoolSeqs, next.PoolSeqs)
 		if next.UplinkDown != was.UplinkDown {
 			m.UplinkDown, m.UplinkSince = next.UplinkDown, next.UplinkSince
+		}
+		if !next.DoubtAt.Equal(was.DoubtAt) {
+			m.DoubtAt = next.DoubtAt
 		}
 		if next.LastSize != was.LastSize {
 			m.LastSize = next.LastSize

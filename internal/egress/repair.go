@@ -12,20 +12,21 @@ import (
 
 // repair builds the plan of one repair pass.
 type repair struct {
-	in     *Input
-	plan   Plan
-	elig   eligibility
-	judged map[string]health.Verdict
-	reason map[string]health.Reason
-	used   taken
-	where  map[string]string // class (home lane) -> lane that carries it, as the plan goes on
-	waits  map[string]bool   // lanes whose peer is being added anew: nothing else yet
-	proven []Row             // candidates that passed, in pool order
-	next   int               // first candidate that was not looked at
-	cands  []Row
-	failed map[string]bool // endpoints whose swap failed in this run
-	spent  bool            // every eligible candidate failed in this run, or none is left
-	early  bool            // before the renewals: what they change isn't looked at
+	in      *Input
+	plan    Plan
+	elig    eligibility
+	judged  map[string]health.Verdict
+	reason  map[string]health.Reason
+	used    taken
+	where   map[string]string // class (home lane) -> lane that carries it, as the plan goes on
+	waits   map[string]bool   // lanes whose peer is being added anew: nothing else yet
+	proven  []Row             // candidates that passed, in pool order
+	next    int               // first candidate that was not looked at
+	cands   []Row
+	failed  map[string]bool // endpoints whose swap failed in this run
+	doubted []LaneView      // would be down, if the uplink were beyond doubt
+	spent   bool            // every eligible candidate failed in this run, or none is left
+	early   bool            // before the renewals: what they change isn't looked at
 }
 
 // PlanRepair judges the lanes and says what to do. It is pure; a run calls it again after
@@ -67,10 +68,11 @@ func (r *repair) lanes() {
 		r.plan.add(s)
 	}
 	r.early = false
-	downs := r.downs()
-	if up == uplinkDoubtful && len(downs) > 0 && !r.trustUplink(downs) {
+	if len(r.doubted) > 0 {
+		r.seekWayOut()
 		return
 	}
+	downs := r.downs()
 	r.lend()
 	r.goHome()
 	r.quarantine(downs)
@@ -86,20 +88,29 @@ func (r *repair) judge(up uplinkState) {
 		mem := r.plan.Next.Lanes[l.Name]
 		if holder, ok := r.in.Busy[l.Name]; ok {
 			r.plan.hold(l.Name, HeldBusy, "another run changes it: %s", holder)
-			r.judged[l.Name] = health.Unknown
-			continue
 		}
 		if l.Round == nil {
 			r.judged[l.Name] = health.Unknown
 			r.plan.hold(l.Name, HeldUnchecked, "no round was made")
 			continue
 		}
+		if mem.Cut && up == uplinkUp { // what failed while the way out was shut counts for nothing
+			mem.Misses, mem.DeepMisses = 0, 0
+		}
 		v, m := health.Judge(mem.Memory, sample(l, r.in.Now), health.Policy{Threshold: c.Repair.Threshold, Rise: c.Repair.Rise})
 		if v == health.Suspect || v == health.Down {
 			if up == uplinkDown {
 				m = mem.Memory
 				m.Misses, m.DeepMisses, m.Goods = 0, 0, 0
-				mem.Cut = true
+				mem.Cut, mem.Renewed = true, false
+				v = health.Frozen
+			}
+			if up == uplinkDoubtful && !r.wayOut() { // not before something shows that the way out is open
+				if v == health.Down {
+					r.doubted = append(r.doubted, l)
+				}
+				m.Down, m.Misses, m.DeepMisses, m.Goods = mem.Down, min(m.Misses, c.Repair.Threshold-1), 0, 0
+				mem.Cut, mem.Renewed = true, false
 				v = health.Frozen
 			}
 		} else {
@@ -122,11 +133,12 @@ func (r *repair) judge(up uplinkState) {
 		verdict := Verdict{Lane: l.Name, Endpoint: l.Endpoint, Verdict: string(v), Reason: string(m.Reason), Loss: mem.Loss, RTT: ms(l.Round.RTT)}
 		r.plan.Lanes = append(r.plan.Lanes, verdict)
 	}
-	r.rememberUplink(up)
+	if up != uplinkDoubtful {
+		r.rememberUplink(up == uplinkDown)
+	}
 }
 
-func (r *repair) rememberUplink(up uplinkState) {
-	down := up == uplinkDown
+func (r *repair) rememberUplink(down bool) {
 	if down != r.in.Memory.UplinkDown {
 		r.plan.Next.UplinkDown, r.plan.Next.UplinkSince = down, r.in.Now
 	}
@@ -170,29 +182,36 @@ func (r *repair) renewals() []Step {
 	var out []Step
 	for _, l := range r.in.Lanes {
 		v := r.judged[l.Name]
-		if l.Renewed {
+		failing := v == health.Suspect || v == health.Down
+		mem := r.plan.Next.Lanes[l.Name]
+		switch _, busy := r.in.Busy[l.Name]; {
+		case l.Renewed:
 			out = append(out, renewStep(l, r.in.Memory.Lanes[l.Name]))
-			mem := r.plan.Next.Lanes[l.Name]
-			mem.Renewed = v == health.Suspect || v == health.Down
-			r.plan.Next.Lanes[l.Name] = mem
-			continue
-		}
-		if v != health.Suspect && v != health.Down || l.Path == "" || r.plan.Next.UplinkDown {
-			continue
-		}
-		mem := r.in.Memory.Lanes[l.Name]
-		p, active := l.Device.Active()
-		due := !active || !l.Device.Up || !l.Device.Present
-		if active && r.reason[l.Name] == health.ReasonSilent && !mem.Renewed {
-			age := r.in.Now.Sub(p.Handshake)
-			due = p.Handshake.IsZero() || age < 0 || age >= r.in.Config.Repair.Readd || mem.Cut
-		}
-		if due {
-			out = append(out, renewStep(l, mem))
+			mem.Renewed, mem.Cut = failing, false
+		case failing && !busy && l.Path != "" && r.renewalDue(l):
+			out = append(out, renewStep(l, r.in.Memory.Lanes[l.Name]))
 			r.waits[l.Name] = true
+		case failing:
+			mem.Cut = false // from here on a failure is the lane's own
+		}
+		if _, ok := r.plan.Next.Lanes[l.Name]; ok {
+			r.plan.Next.Lanes[l.Name] = mem
 		}
 	}
 	return out
+}
+
+func (r *repair) renewalDue(l LaneView) bool {
+	p, active := l.Device.Active()
+	if !active || !l.Device.Up || !l.Device.Present {
+		return true
+	}
+	mem := r.in.Memory.Lanes[l.Name]
+	if r.reason[l.Name] != health.ReasonSilent || mem.Renewed {
+		return false
+	}
+	age := r.in.Now.Sub(p.Handshake)
+	return p.Handshake.IsZero() || age < 0 || age >= r.in.Config.Repair.Readd || mem.Cut
 }
 
 // tooEarly says whether a lane's turn comes after the renewals.
@@ -236,41 +255,44 @@ func (r *repair) freeze() {
 func (r *repair) downs() []LaneView {
 	var out []LaneView
 	for _, l := range r.in.Lanes {
-		if r.judged[l.Name] == health.Down && !r.waits[l.Name] {
+		if _, busy := r.in.Busy[l.Name]; r.judged[l.Name] == health.Down && !r.waits[l.Name] && !busy {
 			out = append(out, l)
 		}
 	}
 	return out
 }
 
-// trustUplink settles a doubtful uplink by evidence: the gateway answers and nothing
-// behind it does. One candidate's handshake shows that the way out is open.
-func (r *repair) trustUplink(downs []LaneView) bool {
+// wayOut says whether a proof of this run shook hands with an endpoint.
+func (r *repair) wayOut() bool {
 	for _, p := range r.in.Proofs {
 		if p.Handshake > 0 {
 			return true
 		}
 	}
-	r.candidates(downs)
-	batch := r.batch(len(downs))
-	pending := slices.ContainsFunc(batch, func(c Row) bool { _, ok := r.in.Proofs[c.Endpoint]; return !ok })
-	recent := true
-	for _, l := range downs {
-		recent = recent && r.searched(l)
-	}
-	if len(batch) > 0 && !recent {
-		r.plan.add(Step{Kind: StepProve, Endpoints: endpoints(batch), Reason: "the gateway answers, nothing behind it does: a handshake would show that the uplink works"})
-		if pending {
-			return false
+	return false
+}
+
+// seekWayOut settles a doubtful uplink by evidence: the gateway answers and nothing behind
+// it does. One candidate's handshake shows that the way out is open; until then no lane is
+// down, and nothing is concluded against an endpoint.
+func (r *repair) seekWayOut() {
+	lanes := r.doubted
+	since := r.in.Now.Sub(r.in.Memory.DoubtAt)
+	if recent := since >= 0 && since < r.in.Config.Repair.RetryAfter; !recent {
+		r.candidates(lanes)
+		batch := r.batch(len(lanes))
+		if len(batch) > 0 {
+			r.plan.add(Step{Kind: StepProve, Endpoints: endpoints(batch), Reason: "the gateway answers, nothing behind it does: a handshake would show that the uplink works"})
 		}
-		for _, l := range downs {
-			r.markSearched(l.Name)
+		if slices.ContainsFunc(batch, func(c Row) bool { _, ok := r.in.Proofs[c.Endpoint]; return !ok }) {
+			return
 		}
+		r.plan.Next.DoubtAt = r.in.Now
 	}
-	for _, l := range downs {
+	r.rememberUplink(true)
+	for _, l := range lanes {
 		r.plan.hold(l.Name, HeldUplinkDown, "the gateway answers but neither the direct targets nor any endpoint: nothing is quarantined, counted or replaced")
 	}
-	return false
 }
 
 // lend moves every class that travels through a down lane to the healthiest other lane.
@@ -356,8 +378,8 @@ func (r *repair) goHome() {
 	for _, home := range r.in.Config.Lanes {
 		at, placed := r.where[home.Name]
 		v := r.judged[home.Name]
-		if !placed || at == home.Name || at == "direct" || v != health.Up && v != health.Loaded || r.tooEarly(home.Name) {
-			continue
+		if !placed || at == home.Name || at == "direct" || v != health.Up && v != health.Loaded || r.tooEarly(home.Name) || r.in.Busy[home.Name] != "" {
+			continue // also a lane that rises: its users come home once it has
 		}
 		reason := "the lane passes again"
 		if at == "" {

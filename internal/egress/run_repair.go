@@ -98,8 +98,10 @@ func (p *pass) loans(ctx context.Context) {
 
 func needsPools(plan Plan) bool {
 	for _, v := range plan.Lanes {
-		if v.Verdict == string(health.Down) || v.Verdict == string(health.Suspect) {
+		switch health.Verdict(v.Verdict) {
+		case health.Down, health.Suspect, health.Frozen:
 			return true
+		case health.Up, health.Loaded, health.Rising, health.Unknown:
 		}
 	}
 	return false
@@ -336,6 +338,9 @@ func (p *pass) renew(ctx context.Context, s Step) error {
 	if d, oerr := p.Devices.Observe(ctx, l); oerr == nil {
 		p.in.Lanes[i].Device = d
 	}
+	if err != nil && !p.in.Lanes[i].Device.Present {
+		return nil // said by the plan, each round; the journal has the verdict
+	}
 	if err != nil {
 		return fmt.Errorf("lane %s: renewing its peer: %w", s.Lane, err)
 	}
@@ -397,7 +402,11 @@ func (p *pass) quarantine(ctx context.Context, s Step) error {
 		return err
 	}
 	p.event(journal.Event{Kind: "quarantine", Object: s.From, From: s.Lane, Reason: s.Reason})
-	return p.recordFailure(ctx, l, it)
+	if err := p.recordFailure(ctx, l, it); err != nil {
+		return err
+	}
+	p.failed[s.Lane] = it.FailedAt
+	return p.dropIntent(ctx, s.Lane) // all of it is recorded; a swap writes its own
 }
 
 // poolMtime is that of the best pool there was.

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/health"
 	"github.com/shunt-net/shunt/internal/state"
 )
 
@@ -80,7 +81,7 @@ type LockHolder struct {
 // result, not an error.
 func (e *Env) Status(ctx context.Context) Status {
 	p, _ := e.begin("status", false)
-	s := Status{Time: p.in.Now, Uplink: "up"}
+	s := Status{Time: p.in.Now, Uplink: "unknown"}
 	if err := p.loadState(true); err != nil {
 		s.Problems = append(s.Problems, err.Error())
 	}
@@ -89,11 +90,14 @@ func (e *Env) Status(ctx context.Context) Status {
 		s.Problems = append(s.Problems, err.Error())
 	}
 	s.Problems = append(s.Problems, p.in.Damage...)
-	s.Problems = append(s.Problems, p.in.Plane.Drift...)
+	s.Problems = append(s.Problems, drift(p.in.Plane.Drift)...)
 	s.Mode, s.Reason = p.in.KV[state.KeyMode], p.in.KV[state.KeyReason]
 	s.Since = epoch(p.in.KV[state.KeySince])
 	s.CountToday = p.in.Count
 	s.Refresh = Attempt{At: epoch(p.in.KV[state.KeyLastRefreshAttempt]), RC: p.in.KV[state.KeyLastRefreshRC]}
+	if len(p.in.Memory.Lanes) > 0 {
+		s.Uplink = "up"
+	}
 	if p.in.Memory.UplinkDown {
 		s.Uplink = "down since " + stamp(p.in.Memory.UplinkSince)
 	}
@@ -110,6 +114,25 @@ func (e *Env) Status(ctx context.Context) Status {
 		}
 	}
 	return s
+}
+
+// Well says whether every lane is up and carries its own class, and nothing is a problem.
+func (s Status) Well() bool {
+	for _, l := range s.Lanes {
+		if l.State != string(health.Up) && l.State != string(health.Loaded) || l.LentTo != "" {
+			return false
+		}
+	}
+	return len(s.Problems) == 0
+}
+
+// drift is what differs in the user plane, on one screen.
+func drift(all []string) []string {
+	const most = 3
+	if len(all) <= most {
+		return all
+	}
+	return append(slices.Clone(all[:most]), fmt.Sprintf("the user plane differs in %d more points; `shunt egress plane` mends it, `shunt egress plane --dry-run` shows what it should be", len(all)-most))
 }
 
 func (e *Env) lockNames() []string {
@@ -134,10 +157,10 @@ func (p *pass) laneStatus(l Lane) LaneStatus {
 		}
 	}
 	switch {
-	case v.Device.Error != "":
-		s.State, s.Reason = "unknown", v.Device.Error
 	case !v.Device.Present:
 		s.State, s.Reason = "gone", "no interface "+l.Interface
+	case v.Device.Error != "":
+		s.State, s.Reason = "unknown", v.Device.Error
 	case s.Endpoint == "":
 		s.State = "empty"
 	case s.State == "":
@@ -150,7 +173,11 @@ func (p *pass) laneStatus(l Lane) LaneStatus {
 	}
 	slices.Sort(s.Carries)
 	if at, ok := p.in.Plane.Classes[l.Name]; ok && at != l.Name {
-		s.LentTo = first(at, "nobody (closed)")
+		nobody := "nobody (closed)"
+		if !p.in.Plane.Ready {
+			nobody = "nobody (the user plane is not in place)"
+		}
+		s.LentTo = first(at, nobody)
 	}
 	return s
 }
@@ -204,7 +231,7 @@ func (s Status) Text(w io.Writer) {
 			carries = strings.TrimPrefix(carries+" own class lent to "+l.LentTo, " ")
 		}
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%.0f %%\t%s\t%s\t%s\t%s\n", l.Name, l.Interface, st, orNone(l.Endpoint),
-			l.RTT.Round(100*time.Microsecond), 100*l.Loss, age(l.Handshake), bytesText(l.Rx), bytesText(l.Tx), carries)
+			rttText(l.RTT), 100*l.Loss, age(l.Handshake), bytesText(l.Rx), bytesText(l.Tx), carries)
 	}
 	_ = tw.Flush()
 	fmt.Fprintln(w)
@@ -223,6 +250,13 @@ func (s Status) Text(w io.Writer) {
 	for _, p := range s.Problems {
 		fmt.Fprintf(w, "problem: %s\n", p)
 	}
+}
+
+func rttText(d time.Duration) string {
+	if d <= 0 {
+		return "-"
+	}
+	return d.Round(100 * time.Microsecond).String()
 }
 
 func age(d time.Duration) string {

@@ -106,10 +106,7 @@ func (p *pass) swap(ctx context.Context, s Step) error {
 	if ok, err := p.lockLane(ctx, s.Lane); !ok || err != nil {
 		return err
 	}
-	it, err := p.readIntent(s.Lane)
-	if err != nil || it.From != s.From || it.Run != p.in.Seed {
-		it = Intent{Command: p.in.Command, Run: p.in.Seed, Began: p.Now(), Lane: s.Lane, From: s.From}
-	}
+	it := Intent{Command: p.in.Command, Run: p.in.Seed, Began: p.Now(), Lane: s.Lane, From: s.From, FailedAt: p.failed[s.Lane]}
 	if s.From != "" {
 		it.FromPath = p.Installed(s.Lane)
 	}
@@ -125,6 +122,7 @@ func (p *pass) swap(ctx context.Context, s Step) error {
 	}
 	out := SwapOutcome{Lane: s.Lane, From: s.From, Endpoint: s.To}
 	began := time.Now() //nolint:forbidigo // measures a duration
+	var err error
 	out.Method, out.Reason, err = p.swapAndCheck(ctx, l, it)
 	out.Took = time.Since(began) //nolint:forbidigo // measures a duration
 	out.OK = err == nil && out.Reason == ""
@@ -215,11 +213,17 @@ func (p *pass) strict(ctx context.Context, l Lane) string {
 	if age := p.Now().Sub(peer.Handshake); !ok || peer.Handshake.IsZero() || age > c.MaxHandshake {
 		return strictCheck + "no young handshake"
 	}
+	return p.deep(ctx, l)
+}
+
+// deep does the deeper rungs that are configured and returns what failed.
+func (p *pass) deep(ctx context.Context, l Lane) string {
+	c := p.Config.Check
 	if !c.FullSize && len(c.TLS) == 0 {
 		return ""
 	}
-	deep := p.Prober.Deep(ctx, l, c)
-	s := sample(LaneView{Device: d, Round: &r, Deep: &deep}, p.Now())
+	d := p.Prober.Deep(ctx, l, c)
+	s := sample(LaneView{Round: &Round{}, Deep: &d}, p.Now())
 	switch {
 	case !s.FullSize && !s.TLS && !s.HalfSize:
 		return strictCheck + "data stops (choked)"

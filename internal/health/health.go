@@ -13,6 +13,7 @@ const (
 	Loaded  Verdict = "loaded"  // pings were lost, but bytes arrived meanwhile: busy, not dead
 	Suspect Verdict = "suspect" // failed, but not often enough in a row
 	Down    Verdict = "down"    // failed `threshold` times in a row
+	Rising  Verdict = "rising"  // was down and passes again, not yet often enough in a row
 	Frozen  Verdict = "frozen"  // failed while the uplink itself was down: it says nothing of the lane
 )
 
@@ -101,14 +102,14 @@ func Judge(m Memory, s Sample, p Policy) (Verdict, Memory) {
 func rise(m Memory, p Policy, v Verdict) (Verdict, Memory) {
 	if m.DeepMisses > 0 {
 		if m.Down {
-			return Down, m
+			return Rising, m
 		}
 		return Suspect, m
 	}
 	m.Goods++
 	if m.Down {
 		if m.Goods < p.Rise {
-			return Down, m
+			return Rising, m
 		}
 		m.Down = false
 	}

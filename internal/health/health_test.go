@@ -47,10 +47,11 @@ func TestJudge(t *testing.T) {
 		"no tls":                             {[]Sample{deep(false, true), deep(false, true)}, []Verdict{Suspect, Down}, ReasonNoData},
 		"a deep failure isn't healed by pings alone": {
 			[]Sample{deep(false, true), good(), deep(false, true)},
-			[]Verdict{Suspect, Suspect, Down}, ReasonNoData,
+			[]Verdict{Suspect, Suspect, Down},
+			ReasonNoData,
 		},
 		"a deep failure is healed by a deep success": {[]Sample{deep(false, true), deep(true, true)}, []Verdict{Suspect, Up}, ReasonNone},
-		"coming back takes rise rounds":              {[]Sample{silent, silent, good(), good()}, []Verdict{Suspect, Down, Down, Up}, ReasonNone},
+		"coming back takes rise rounds":              {[]Sample{silent, silent, good(), good()}, []Verdict{Suspect, Down, Rising, Up}, ReasonNone},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

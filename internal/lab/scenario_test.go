@@ -124,7 +124,7 @@ func productScenario(ctx context.Context, e *lab.Env) error {
 	}
 	conf, err := os.ReadFile(w.Config)
 	e.Want(err == nil && strings.Contains(string(conf), "threshold: 3") && strings.Contains(string(conf), "interface: vpn5"), "config %s", conf)
-	if err := w.Configure(lab.Settings{"egress.repair.threshold": 4, "egress.check.tls": nil}); err != nil {
+	if err := w.Configure(lab.Settings{"egress.repair.threshold": 4, "egress.check.tls": nil, "egress.test.tls": nil}); err != nil {
 		return err
 	}
 	conf, err = os.ReadFile(w.Config)

@@ -20,8 +20,9 @@ type CutKind int
 
 // The ways to cut.
 const (
-	CutLink CutKind = iota + 1 // the link itself: the router sees its carrier go
-	CutDrop                    // the gateway drops all, in silence; the link stays up
+	CutLink   CutKind = iota + 1 // the link itself: the router sees its carrier go
+	CutDrop                      // the gateway drops all, in silence; the link stays up
+	CutBehind                    // the gateway answers, and passes nothing on
 )
 
 // Cut cuts the router's uplink; Restore undoes it.
@@ -36,7 +37,11 @@ func (w *World) Cut(kind CutKind) error {
 	defer c.CloseLasting() //nolint:errcheck // flushed
 	t := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: cutTable})
 	drop := nftables.ChainPolicyDrop
-	for name, hook := range map[string]*nftables.ChainHook{"in": nftables.ChainHookPrerouting, "out": nftables.ChainHookOutput} {
+	hooks := map[string]*nftables.ChainHook{"in": nftables.ChainHookPrerouting, "out": nftables.ChainHookOutput}
+	if kind == CutBehind {
+		hooks = map[string]*nftables.ChainHook{"on": nftables.ChainHookForward}
+	}
+	for name, hook := range hooks {
 		c.AddChain(&nftables.Chain{Name: name, Table: t, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityRef(-300), Policy: &drop})
 	}
 	if err := c.Flush(); err != nil {

@@ -108,10 +108,14 @@ func (v *control) read(ctx context.Context) (*wgtypes.Device, error) {
 }
 
 // set applies cfg. It is no transaction on a userspace device: after an error the device
-// holds some part of cfg.
+// holds some part of cfg. Once begun it is waited for, also when ctx ends meanwhile: else
+// nobody could tell what is to be put back.
 func (v *control) set(ctx context.Context, cfg wgtypes.Config) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("interface %s: %w", v.name, err)
+	}
 	want := v.want
-	return v.call(ctx, func() error { return v.way.configure(v.name, cfg, want) })
+	return v.call(context.WithoutCancel(ctx), func() error { return v.way.configure(v.name, cfg, want) })
 }
 
 // call bounds one call: a stopped daemon accepts the connection and never answers, and

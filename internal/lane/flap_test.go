@@ -39,12 +39,12 @@ func watch(t *testing.T, name string) (seen func() []string) {
 					out = append(out, "interface deleted")
 				case a.Index != k.index:
 					out = append(out, fmt.Sprintf("index %d, was %d", a.Index, k.index))
-				case u.IfInfomsg.Flags&unix.IFF_UP == 0:
+				case u.Flags&unix.IFF_UP == 0:
 					out = append(out, "link down")
 				}
 			case u := <-routes:
 				if u.Type == unix.RTM_DELROUTE && u.Table == 202 {
-					out = append(out, "route gone: "+u.Route.String())
+					out = append(out, "route gone: "+u.String())
 				}
 			case <-time.After(50 * time.Millisecond): // the kernel told all of it before
 				return slices.Clone(out)

@@ -206,7 +206,12 @@ func startService(tb testing.TB, o ServeOptions) (stop func()) {
 		tb.Fatal("service: not ready in 5 s")
 	}
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); <-done }) }
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			<-done //nolint:errcheck // ended on purpose
+		})
+	}
 	tb.Cleanup(stop)
 	return stop
 }

@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/ti-mo/conntrack"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // five is the usual router: five lanes, two of which exist in the world.

@@ -8,9 +8,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // readLinks reads the lanes' interfaces; one that is missing is not in the map.

@@ -5,9 +5,10 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/ti-mo/conntrack"
+
 	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/run"
-	"github.com/ti-mo/conntrack"
 )
 
 // flushTries bounds how often entries are deleted that came up meanwhile.

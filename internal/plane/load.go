@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+
 	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/run"
 )

@@ -10,9 +10,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // seen is everything that one look at the kernel showed.

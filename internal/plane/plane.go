@@ -31,9 +31,10 @@ import (
 
 	"github.com/google/nftables"
 	mdnetlink "github.com/mdlayher/netlink"
-	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // Direct is the position of a class that travels by the uplink on purpose.

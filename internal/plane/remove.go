@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/shunt-net/shunt/internal/egress"
-	"github.com/shunt-net/shunt/internal/run"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/run"
 )
 
 // Remove takes away the table, the rules and the routes that Ensure made, and nothing else.

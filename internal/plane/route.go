@@ -8,10 +8,11 @@ import (
 	"net"
 	"slices"
 
-	"github.com/shunt-net/shunt/internal/egress"
-	"github.com/shunt-net/shunt/internal/run"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/run"
 )
 
 const (

@@ -11,8 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
-	"github.com/shunt-net/shunt/internal/egress"
 	"pgregory.net/rapid"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")

@@ -12,8 +12,9 @@ import (
 
 	"github.com/google/nftables"
 	mdnetlink "github.com/mdlayher/netlink"
-	"github.com/shunt-net/shunt/internal/egress"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // readTries bounds how often a table is read anew because it was changed meanwhile.

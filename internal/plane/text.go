@@ -6,8 +6,9 @@ import (
 	"maps"
 	"strings"
 
-	"github.com/shunt-net/shunt/internal/egress"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // Text is what Ensure would make of everything from nothing: the commands of `ip` and the

@@ -12,8 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shunt-net/shunt/internal/egress"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 const echoPort = 7000

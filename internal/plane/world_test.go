@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // The far host that users talk to lives behind each way out, so that whoever answers tells

@@ -69,7 +69,10 @@ func (f *flight) prepare() error {
 	}
 	var random [2 + cookieSize]byte
 	_, _ = rand.Read(random[:]) // never fails (crypto/rand)
-	f.ident = ident{id: binary.BigEndian.Uint16(random[:]), cookie: [cookieSize]byte(random[2:])}
+	f.ident = ident{id: f.id, cookie: [cookieSize]byte(random[2:])}
+	if f.id == 0 {
+		f.ident.id = binary.BigEndian.Uint16(random[:])
+	}
 	targets := make([]netip.Addr, len(f.targets))
 	for i, t := range f.targets {
 		targets[i] = t.Unmap()
@@ -174,7 +177,14 @@ func (f *flight) shoot() error {
 	m := f.ident.request(to.Is6(), uint16(seq), f.payload) //nolint:gosec // a handful
 	at := time.Now()                                       //nolint:forbidigo // measures a duration
 	// No buffer: some queue on the way was full. IPv4 hides that loss from the sender, IPv6 does not.
-	if err := f.sockets[to.Is6()].send(m, to); err != nil && !errors.Is(err, unix.ENOBUFS) {
+	err := f.sockets[to.Is6()].send(m, to)
+	if errors.Is(err, unix.EPERM) {
+		// Lanes often have one source address, and what is translated has to keep its way: a ping
+		// whose identifier another lane's had within 30 s is dropped together with the entry of
+		// that one. The next meets no entry.
+		err = f.sockets[to.Is6()].send(m, to)
+	}
+	if err != nil && !errors.Is(err, unix.ENOBUFS) {
 		f.shots = append(f.shots, shot{closed: true})
 		f.open--
 		return fmt.Errorf("ping %s through %s: %w", to, f.iface, err)

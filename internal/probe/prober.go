@@ -64,6 +64,7 @@ type volley struct {
 	wait    time.Duration // for each, from when it was sent
 	payload int           // bytes after the ICMP header
 	whole   bool          // never fragmented, whatever the kernel has heard of the path
+	id      uint16        // of its pings; 0 = by chance
 }
 
 // outcome is what became of a volley.

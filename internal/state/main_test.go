@@ -108,22 +108,6 @@ func (c *child) kill() {
 	c.ended = true
 }
 
-// poll waits for a condition, for at most ten seconds.
-func poll(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-deadline.C:
-			t.Fatalf("waited 10 s for %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
 func open(t *testing.T, path string) *Dir {
 	t.Helper()
 	d, err := Open(path)

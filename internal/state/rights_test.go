@@ -17,7 +17,7 @@ func asDamage(err error) (*DamageError, bool) {
 }
 
 func TestFilesThatMayNotBeRead(t *testing.T) {
-	dir, err := os.MkdirTemp("", "shunt-state-test-")
+	dir, err := os.MkdirTemp("", "shunt-state-test-") //nolint:usetesting // another user must reach it
 	must(t, err)
 	t.Cleanup(func() {
 		_ = os.Chmod(filepath.Join(dir, "locked"), 0o700)
@@ -93,7 +93,7 @@ func listing(entries []os.DirEntry) []string {
 }
 
 func TestOpenOfAFolderThatMayNotBeWritten(t *testing.T) {
-	dir, err := os.MkdirTemp("", "shunt-state-test-")
+	dir, err := os.MkdirTemp("", "shunt-state-test-") //nolint:usetesting // another user must reach it
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	must(t, os.Chmod(dir, 0o755))

@@ -25,8 +25,10 @@ func strategies(dir string, reach func(context.Context, dial.Func) error) *Strat
 			Order: []egress.PoolName{egress.PoolNameForeign, egress.PoolNameAll, egress.PoolNameWorking},
 		},
 		Test: egress.TestConfig{HandshakeTimeout: time.Second}, Lanes: []string{"vpn1"}, Reach: reach, Now: time.Now,
-		Describe: func(path string) (egress.Description, error) { return egress.Description{}, errors.New("no profile " + path) },
-		Busy:     func(context.Context) func(string) bool { return func(string) bool { return false } },
+		Describe: func(path string) (egress.Description, error) {
+			return egress.Description{}, errors.New("no profile " + path)
+		},
+		Busy: func(context.Context) func(string) bool { return func(string) bool { return false } },
 	})
 }
 

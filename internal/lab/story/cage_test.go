@@ -85,7 +85,7 @@ func build(t *testing.T, o lab.WorldOptions) place {
 // shunt runs a command that must not fail; a guard may hold it back.
 func (p place) shunt(args ...string) lab.Result {
 	p.t.Helper()
-	r := p.World.Shunt(p.t.Context(), args...)
+	r := p.Shunt(p.t.Context(), args...)
 	if r.Code != 0 && r.Code != 3 && r.Code != 4 {
 		p.t.Fatal(r.Err())
 	}

@@ -2,6 +2,7 @@ package story
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -82,6 +83,7 @@ func playDay(ctx context.Context, e *lab.Env) error {
 	e.Want(verdict.Time.Sub(died) <= 3*time.Second, "detected after %s, bound 3 s", verdict.Time.Sub(died))
 	e.MS("repair", swap.Time.Sub(verdict.Time))
 	e.Want(swap.Time.Sub(verdict.Time) <= 2*time.Second, "repaired %s after the verdict, bound 2 s", swap.Time.Sub(verdict.Time))
+	tell(e, w, from, died)
 	e.Say("detected after %d ms, replaced by %s %d ms after the verdict", verdict.Time.Sub(died).Milliseconds(), swap.To, swap.Time.Sub(verdict.Time).Milliseconds())
 	lend(e, w, flows[victim].Stop(300*time.Millisecond), dead, verdict.Time)
 	tcp.judge(e, verdict.Time)
@@ -102,6 +104,21 @@ func playDay(ctx context.Context, e *lab.Env) error {
 	default:
 	}
 	return evening(ctx, e, w, dead, slow, repairs)
+}
+
+// tell reads the journal aloud, from the death on.
+func tell(e *lab.Env, w *lab.World, from int64, died time.Time) {
+	list, _ := events(w, from)
+	for _, ev := range list {
+		if ev.Time.Before(died) || ev.Command == "refresh" {
+			continue
+		}
+		way := ""
+		if ev.From != "" || ev.To != "" {
+			way = fmt.Sprintf(" %s -> %s", ev.From, ev.To)
+		}
+		e.Say("  journal, %4d ms after the death: %s %s%s: %s", ev.Time.Sub(died).Milliseconds(), ev.Kind, ev.Object, way, ev.Reason)
+	}
 }
 
 // phase spreads the death over the second between two repairs.

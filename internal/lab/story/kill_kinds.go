@@ -238,7 +238,7 @@ func (k *killer) configureDevice(name string, c wgtypes.Config) error {
 // drifts changes what the static part of the user plane should be, and takes a route away.
 func (k *killer) drifts(ctx context.Context) error {
 	k.drift++
-	err := k.w.Configure(lab.Settings{"egress.plane.rule_pref": 20000 + 1000*(k.drift%2), "egress.plane.clamp_mss": k.drift/2%2 == 0})
+	err := k.w.Configure(lab.Settings{"egress.plane.rule_pref": 20000 + 1000*(k.drift%2), "egress.plane.clamp_mss": (k.drift+1)/2%2 == 0})
 	if err != nil {
 		return err
 	}

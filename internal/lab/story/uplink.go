@@ -57,7 +57,7 @@ func playUplinkCut(ctx context.Context, e *lab.Env) error {
 	for _, c := range []struct {
 		kind lab.CutKind
 		name string
-	}{{lab.CutLink, "link"}, {lab.CutDrop, "silent"}} {
+	}{{lab.CutLink, "link"}, {lab.CutDrop, "silent"}, {lab.CutBehind, "behind the gateway"}} {
 		if err := cut(ctx, e, w, loop, c.kind, c.name); err != nil {
 			return err
 		}
