@@ -199,7 +199,9 @@ func (r *repair) fill(lanes []LaneView) {
 			return
 		}
 	}
-	r.spent = r.next >= len(r.cands) && len(r.proven) == 0
+	r.spent = r.next >= len(r.cands) && !slices.ContainsFunc(r.proven, func(c Row) bool {
+		return slices.ContainsFunc(open, func(l LaneView) bool { return r.carries(l, c) })
+	})
 	for _, l := range open {
 		r.plan.hold(l.Name, HeldNoCandidate, "%s; nothing was touched", r.noneBecause(l))
 		r.markSearched(l.Name)
