@@ -33,6 +33,9 @@ func Scenarios() []lab.Scenario {
 		killScenario(),
 		strategyScenario(),
 		coldstartScenario(),
+		emergencyScenario(),
+		degradedScenario(),
+		directScenario(),
 	}
 }
 
