@@ -137,7 +137,7 @@ put "$here/cron/shunt" "$prefix/share/doc/shunt/cron" 644
 [ -e "$config" ] || echo "next: a configuration at $config; $prefix/share/doc/shunt/shunt.yaml explains every key"
 echo "then: shunt config check && shunt egress refresh --dry-run"
 if [ -n "$has_systemd" ]; then
-  echo "then: systemctl enable --now shunt-egress-plane.service shunt-egress-refresh.timer shunt-egress-rebalance.timer shunt-egress-repair.timer"
+  echo "then: systemctl enable --now shunt-egress-plane.service shunt-egress-refresh.timer shunt-egress-rebalance.timer shunt-egress-repair.timer shunt-egress-retry.timer"
 else
   echo "then: cp $prefix/share/doc/shunt/cron /etc/cron.d/shunt"
 fi

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/shunt-net/shunt/internal/profile"
@@ -37,6 +38,34 @@ func (c *Codec) Configure(set string) (rest string, err error) {
 	}
 	c.apply(known)
 	return out.String(), nil
+}
+
+// ParseControl reads the parameters among the lines that a control socket gives for `get`,
+// those ahead of the first peer. What is not there is WireGuard's own; other keys are
+// passed over.
+func ParseControl(lines string) (Params, error) {
+	var p Params
+	for line := range strings.Lines(lines) {
+		k, v, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		if k == "public_key" {
+			break
+		}
+		if !ok || !ours(k) {
+			continue
+		}
+		if err := p.setControl(k, v); err != nil {
+			return Params{}, fmt.Errorf("amneziawg: %s: %w", k, err)
+		}
+	}
+	return p, nil
+}
+
+// Same tells whether two sets of parameters are one for a device: what an upstream device
+// never does (J packets) is left out.
+func (p Params) Same(q Params) bool {
+	a, errA := p.UAPI(V31)
+	b, errB := q.UAPI(V31)
+	return errA == nil && errB == nil && slices.Equal(a, b)
 }
 
 // change is what a set operation says of keys.

@@ -1,6 +1,9 @@
 package amnezia
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // UAPI returns the parameters as lines of the control socket's protocol, for a device of
 // that generation: always the full set of its keys, so that nothing of an earlier
@@ -56,6 +59,38 @@ func (p Params) UAPI(of Version) ([]string, error) {
 	}
 	if of >= V30 {
 		p.addLate(add, of)
+	}
+	return out, nil
+}
+
+// Conf returns the same as lines of a `.conf` file, as `awg setconf` and `awg syncconf` read
+// them. Those tools cannot write an empty packet, so an I packet that went stays behind;
+// it harms no session. No junk is one datagram of a few bytes here, whatever the
+// generation: devices that refuse to send none have lost their peers by then.
+func (p Params) Conf(of Version) ([]string, error) {
+	if p.Jc == 0 {
+		p.Jc, p.Jmin, p.Jmax = 1, leastJunk, leastJunk
+	}
+	lines, err := p.UAPI(of)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, line := range lines {
+		key, v, _ := strings.Cut(line, "=")
+		var name strings.Builder
+		for word := range strings.SplitSeq(key, "_") {
+			name.WriteString(strings.ToUpper(word[:1]) + word[1:])
+		}
+		switch key {
+		case "header_protection_key":
+			v = p.HeaderKey.Base64()
+		case "random_trailers", "disable_cookies":
+			v = map[string]string{"0": "off", "1": "on"}[v]
+		}
+		if v != "" {
+			out = append(out, name.String()+" = "+v)
+		}
 	}
 	return out, nil
 }

@@ -187,3 +187,12 @@ func (p *Params) checkGenerations() error {
 
 // maxSeconds bounds Itime.
 const maxSeconds = 24 * 60 * 60
+
+// Inside is the MTU in bytes of a tunnel whose profile states one (0 = it states none),
+// where plain WireGuard's would be base: never more than leaves room for the S4 prefix.
+func (p Params) Inside(stated, base int) int {
+	if stated == 0 {
+		return p.MTU(base)
+	}
+	return min(stated, p.MTU(max(stated, base)))
+}

@@ -380,7 +380,7 @@ func TestKillPointsOfThePageAreThoseOfTheSources(t *testing.T) {
 	t.Parallel()
 	points := killPoints(t)
 	body := section(allPages(t)["docs/architecture.md"], "A repair, and what is durable when")
-	word := regexp.MustCompile("`((?:count|file|flows|generation|intent|journal|kv|lane|plane|pool|quarantine)\\.[a-z-]+)`")
+	word := regexp.MustCompile("`((?:attempt|count|file|flows|generation|intent|journal|kv|lane|modes?|plane|pool|quarantine|users)\\.[a-z-]+)`")
 	documented := map[string]bool{}
 	for _, m := range word.FindAllStringSubmatch(body, -1) {
 		documented[m[1]] = true

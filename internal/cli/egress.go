@@ -16,7 +16,7 @@ import (
 
 func newEgressCommand(a *app) *cobra.Command {
 	return newGroup("egress", "VPN lanes that heal",
-		newRefreshCommand(a), newRebalanceCommand(a), newRepairCommand(a), newStatusCommand(a), newExplainCommand(a), newPlaneCommand(a))
+		newRefreshCommand(a), newRebalanceCommand(a), newRepairCommand(a), newDirectCommand(a), newRecoverCommand(a), newStatusCommand(a), newExplainCommand(a), newPlaneCommand(a))
 }
 
 // planFlags are those of every command that makes a plan.

@@ -17,7 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/dial"
 	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/journal"
 	"github.com/shunt-net/shunt/internal/lane"
@@ -35,13 +37,14 @@ type egressEnv struct {
 	egress.Env
 	plane *plane.Plane
 	hooks *hooks
+	log   *slog.Logger
 	temp  string // state folder of a dry run on a machine that has none yet
 }
 
 // openEgress wires everything that an egress pass needs. A run that changes nothing opens
 // the state for reading only.
 func (a *app) openEgress(ctx context.Context, c config.Config, command string, write bool) (*egressEnv, error) {
-	e := &egressEnv{plane: plane.New()}
+	e := &egressEnv{plane: plane.New(), log: a.Log}
 	var err error
 	if write {
 		e.State, err = state.Open(c.StateDir)
@@ -64,7 +67,8 @@ func (a *app) openEgress(ctx context.Context, c config.Config, command string, w
 	e.Tester = tunnel.New(tunnel.Options{Now: a.Now, Control: bindTo(c.Egress.Uplink.Interface)})
 	e.Plane, e.Flows = e.plane, e.plane
 	e.Library = library{salt}
-	e.Sources = sources{salt, a}
+	e.Sources = sources{salt: salt, app: a}
+	e.Recovery = a.strategies(e, c.Egress)
 	e.Holder = fmt.Sprintf("shunt %s", command)
 	e.hooks = startHooks(context.WithoutCancel(ctx), a, c.Hooks)
 	e.Notify = func(_ context.Context, ev journal.Event) {
@@ -168,25 +172,47 @@ func bindTo(iface string) func(network, address string, c syscall.RawConn) error
 type library struct{ salt []byte }
 
 func (l library) Describe(path string) (egress.Description, error) {
-	d, err := profile.Describe(path, l.salt)
-	return egress.Description(d), err
+	p, err := profile.ParseFile(path)
+	if err != nil {
+		return egress.Description{}, err
+	}
+	return describe(p, l.salt), nil
+}
+
+// describe tells of a profile what the domain may know, with the reason why no driver
+// could use its parameters.
+func describe(p profile.Profile, salt []byte) egress.Description {
+	d := egress.Description(p.Describe(salt))
+	if d.Reason == "" && d.Needs != "" {
+		if _, err := amnezia.FromProfile(p); err != nil {
+			d.Reason = err.Error()
+		}
+	}
+	return d
 }
 
 // sources fetches provider lists for the domain.
 type sources struct {
 	salt []byte
 	app  *app
+	way  dial.Func // nil = the system's own
+}
+
+// Via fetches by the way that a strategy found.
+func (s sources) Via(access any) egress.Sources {
+	s.way, _ = access.(dial.Func) // strategies give nothing else
+	return s
 }
 
 // saidSkipped bounds the lines about profiles that were not taken; -v says them all.
 const saidSkipped = 20
 
 func (s sources) Fetch(ctx context.Context, list []egress.Source, workdir string) ([]egress.Entry, int, []error, error) {
-	got, err := provider.Fetch(ctx, list, workdir, provider.Options{})
+	got, err := provider.Fetch(ctx, list, workdir, provider.Options{DialContext: s.way})
 	entries := make([]egress.Entry, 0, len(got.Entries))
 	for _, e := range got.Entries {
-		d := e.Profile.Describe(s.salt)
-		entries = append(entries, egress.Entry{File: e.File, Endpoint: d.Endpoint, Path: e.Path, Pair: d.Pair, Reason: d.Reason})
+		d := describe(e.Profile, s.salt)
+		entries = append(entries, egress.Entry{File: e.File, Endpoint: d.Endpoint, Path: e.Path, Pair: d.Pair, Needs: d.Needs, Reason: d.Reason})
 	}
 	for i, k := range got.Skipped {
 		level := slog.LevelWarn

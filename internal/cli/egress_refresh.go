@@ -16,6 +16,7 @@ import (
 type refreshOptions struct {
 	planFlags
 	egress.Options
+	IfDue bool
 }
 
 func newRefreshCommand(a *app) *cobra.Command {
@@ -35,14 +36,25 @@ Writes: pools, state.kv, egress.json, events.jsonl.`,
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&o.AcceptSmall, "accept-small", false, "take a list also when it is under pool.min_ratio of the last one's size")
+	cmd.Flags().BoolVar(&o.IfDue, "if-due", false, "only if the mode asks for one now: the timer's way of trying again")
 	return cmd
 }
 
 func runRefresh(ctx context.Context, a *app, o refreshOptions) error {
-	return a.runPass(ctx, "refresh", o.planFlags, func(ctx context.Context, e *egressEnv, dryRun bool) (egress.Outcome, error) {
+	command := "refresh"
+	if o.IfDue {
+		if o.AcceptSmall {
+			return usageError("leave one of them out", "--if-due and --accept-small exclude each other")
+		}
+		command = "recover"
+	}
+	return a.runPass(ctx, command, o.planFlags, func(ctx context.Context, e *egressEnv, dryRun bool) (egress.Outcome, error) {
 		progress, stop := a.progress()
 		defer stop()
 		e.Progress = progress
+		if o.IfDue {
+			return e.RefreshIfDue(ctx, dryRun)
+		}
 		return e.Refresh(ctx, o.Options, dryRun)
 	})
 }

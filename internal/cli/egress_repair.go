@@ -53,7 +53,12 @@ func runRepair(ctx context.Context, a *app, o repairOptions) error {
 	}
 	return a.runPass(ctx, "repair", o.planFlags, func(ctx context.Context, e *egressEnv, dryRun bool) (egress.Outcome, error) {
 		var all egress.Outcome
-		for i := range o.Rounds {
+		work := &background{env: e}
+		if o.Rounds > 1 {
+			e.Later = work.take
+		}
+		defer work.wait()
+		for i := 0; i < o.Rounds || work.busy() && ctx.Err() == nil; i++ {
 			began := a.Now()
 			out, err := e.Repair(ctx, dryRun)
 			if err != nil && (ctx.Err() != nil || o.Rounds == 1) {
@@ -63,7 +68,7 @@ func runRepair(ctx context.Context, a *app, o repairOptions) error {
 				Input: out.Input, Plan: out.Plan, Applied: all.Applied + out.Applied,
 				Partial: errors.Join(all.Partial, out.Partial, err),
 			}
-			if i+1 < o.Rounds {
+			if i+1 < o.Rounds || work.busy() {
 				e.Wait(ctx, o.Interval-a.Now().Sub(began))
 			}
 			if ctx.Err() != nil {

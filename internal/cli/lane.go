@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/lane"
 )
 
@@ -51,8 +52,9 @@ func runLane(ctx context.Context, a *app, o laneOptions, name string) error {
 	}
 	return lane.Serve(ctx, lane.ServeOptions{
 		Interface: l.Interface, ConfigPath: filepath.Join(c.StateDir, "lanes", l.Name+".conf"), Now: a.Now, Delay: o.Delay,
-		Logf:  func(f string, v ...any) { a.Log.Warn("device", "message", fmt.Sprintf(f, v...)) },
-		Ready: func() { a.ready(); a.Log.Info("lane", "object", l.Name, "interface", l.Interface, "state", "ready") },
+		AmneziaWG: l.Driver == egress.DriverAmneziaWG,
+		Logf:      func(f string, v ...any) { a.Log.Warn("device", "message", fmt.Sprintf(f, v...)) },
+		Ready:     func() { a.ready(); a.Log.Info("lane", "object", l.Name, "interface", l.Interface, "state", "ready") },
 	})
 }
 

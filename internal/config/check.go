@@ -39,6 +39,8 @@ func (r *reader) check() {
 	r.checkRepair(e.Repair)
 	r.checkRebalance(e.Rebalance)
 	r.checkPlane(e)
+	r.checkModes(e.Modes)
+	r.checkRecovery(e.Recovery)
 }
 
 func (r *reader) checkCommon(c *Config) {

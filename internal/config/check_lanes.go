@@ -113,12 +113,12 @@ func (r *reader) checkDriver(at string, l egress.Lane) {
 	switch c.Template {
 	case "":
 		if len(c.Apply) == 0 && (len(c.Up) == 0 || len(c.Down) == 0) {
-			r.complain(at+".commands", "says neither how to apply a profile nor how to go down and up", "write a template (ifupdown, wg-quick), or apply, or down and up")
+			r.complain(at+".commands", "says neither how to apply a profile nor how to go down and up", "write a template (awg-quick, ifupdown, wg-quick), or apply, or down and up")
 		}
-	case "ifupdown", "wg-quick":
+	case "awg-quick", "ifupdown", "wg-quick":
 	default:
-		hint := "known: ifupdown, wg-quick"
-		if n := Nearest(c.Template, []string{"ifupdown", "wg-quick"}); n != "" {
+		hint := "known: awg-quick, ifupdown, wg-quick"
+		if n := Nearest(c.Template, []string{"awg-quick", "ifupdown", "wg-quick"}); n != "" {
 			hint = fmt.Sprintf("did you mean %q?", n)
 		}
 		r.complain(at+".commands.template", quote(c.Template)+" is not a known template", hint)

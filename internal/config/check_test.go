@@ -19,7 +19,7 @@ func sound() Config {
 		c.Egress.Lanes = append(c.Egress.Lanes, egress.Lane{
 			Name: fmt.Sprintf("egress%d", i+1), Interface: fmt.Sprintf("vpn%d", i+1), Table: 201 + i,
 			Mark: egress.Mark(0x201 + i), DSCP: []egress.DSCP{egress.DSCP(32 + 8*i)},
-			Driver: egress.DriverWireGuard, NAT: egress.NATMasquerade,
+			Driver: egress.DriverWireGuard, NAT: egress.NATMasquerade, FailMode: egress.FailDirect,
 		})
 	}
 	c.Egress.Sources = []egress.Source{{

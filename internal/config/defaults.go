@@ -50,6 +50,14 @@ func Default() Config {
 				ManageRules: true, MarkMask: 0xfff, ClassMask: 0xff000, Priority: -150, RulePref: 20000,
 				LeakGuard: true, ClampMSS: true, FlushFlows: true,
 			},
+			Modes: egress.ModesConfig{
+				Threshold: 5, Window: 24 * time.Hour, Cooldown: 2 * time.Hour, RetryMin: 30 * time.Second, RetryMax: 10 * time.Minute,
+			},
+			Recovery: egress.RecoveryConfig{
+				Dir: "/etc/shunt/strategies.d", Timeout: time.Minute,
+				Order:    []egress.PoolName{egress.PoolNameForeign, egress.PoolNameAll, egress.PoolNameWorking},
+				Parallel: 16, Resolvers: []netip.Addr{cloudflare, quad9}, OnRefresh: true,
+			},
 		},
 	}
 }
@@ -69,7 +77,7 @@ func prototype(t reflect.Type) reflect.Value {
 	case reflect.TypeFor[egress.Source]():
 		return reflect.ValueOf(egress.Source{Timeout: 60 * time.Second, MaxBytes: 64 << 20, MaxFiles: 10000})
 	case reflect.TypeFor[egress.Lane]():
-		return reflect.ValueOf(egress.Lane{Driver: egress.DriverWireGuard, NAT: egress.NATMasquerade})
+		return reflect.ValueOf(egress.Lane{Driver: egress.DriverWireGuard, NAT: egress.NATMasquerade, FailMode: egress.FailDirect})
 	case reflect.TypeFor[egress.Commands]():
 		return reflect.ValueOf(egress.Commands{Timeout: 60 * time.Second})
 	}
@@ -86,7 +94,11 @@ func words(t reflect.Type) []string {
 	case reflect.TypeFor[egress.Ownership]():
 		return []string{string(egress.OwnershipAny), string(egress.OwnershipOwned), string(egress.OwnershipRented)}
 	case reflect.TypeFor[egress.Driver]():
-		return []string{string(egress.DriverWireGuard), string(egress.DriverCommands)}
+		return []string{string(egress.DriverWireGuard), string(egress.DriverAmneziaWG), string(egress.DriverCommands)}
+	case reflect.TypeFor[egress.PoolName]():
+		return []string{string(egress.PoolNameForeign), string(egress.PoolNameAll), string(egress.PoolNameWorking)}
+	case reflect.TypeFor[egress.FailMode]():
+		return []string{string(egress.FailDirect), string(egress.FailOtherLane), string(egress.FailClosed)}
 	case reflect.TypeFor[egress.NATMode]():
 		return []string{string(egress.NATMasquerade), string(egress.NATNone)}
 	}

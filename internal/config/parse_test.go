@@ -97,7 +97,7 @@ func TestFaultsOfAFile(t *testing.T) {
 		},
 		{
 			"an enumerated word mistyped", lines("egress:", "  lanes:", "    - driver: wiregaurd"),
-			"3:15 egress.lanes[0].driver: \"wiregaurd\" is not a known word | did you mean \"wireguard\"? (known: wireguard, commands)\n",
+			"3:15 egress.lanes[0].driver: \"wiregaurd\" is not a known word | did you mean \"wireguard\"? (known: wireguard, amneziawg, commands)\n",
 		},
 		{
 			"numbers beyond their type", lines("egress:", "  pool: {keep: 99999999999999999999, min_ratio: .inf}"),

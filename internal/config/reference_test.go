@@ -57,7 +57,7 @@ func TestReferenceExample(t *testing.T) {
 	r := parse("reference.yaml", []byte(Reference()))
 	l, ok := r.cfg.Egress.Lane("egress2")
 	want := egress.Lane{
-		Name: "egress2", Interface: "vpn2", Table: 202, Mark: 0x202, DSCP: []egress.DSCP{40},
+		Name: "egress2", FailMode: egress.FailDirect, Interface: "vpn2", Table: 202, Mark: 0x202, DSCP: []egress.DSCP{40},
 		Driver: egress.DriverWireGuard, NAT: egress.NATMasquerade,
 	}
 	if diff := cmp.Diff(want, l); !ok || diff != "" {

@@ -3,6 +3,7 @@ package egress
 import (
 	"fmt"
 	"net/netip"
+	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +21,8 @@ type Config struct {
 	Repair    RepairConfig    `yaml:"repair" json:"repair"`
 	Rebalance RebalanceConfig `yaml:"rebalance" json:"rebalance"`
 	Plane     PlaneConfig     `yaml:"plane" json:"plane"`
+	Modes     ModesConfig     `yaml:"modes" json:"modes"`
+	Recovery  RecoveryConfig  `yaml:"recovery" json:"recovery"`
 }
 
 // SourceType says how a provider source yields profiles.
@@ -104,7 +107,35 @@ const (
 	DriverUnknown   Driver = ""
 	DriverWireGuard Driver = "wireguard"
 	DriverCommands  Driver = "commands"
+	DriverAmneziaWG Driver = "amneziawg"
 )
+
+// NeedsAmneziaWG is what profiles with obfuscation need of a lane.
+const NeedsAmneziaWG = "amneziawg"
+
+// Carries says whether the lane's device can carry a profile with that need (see
+// Description.Needs). Of a user's own commands it is known by what they call.
+func (l Lane) Carries(needs string) bool {
+	if needs == "" {
+		return true
+	}
+	if needs != NeedsAmneziaWG {
+		return false
+	}
+	switch l.Driver {
+	case DriverAmneziaWG:
+		return true
+	case DriverCommands:
+		c := l.Commands
+		for _, argv := range [][]string{c.Up, c.Down, c.Apply, {c.Template}} {
+			if len(argv) > 0 && strings.HasPrefix(path.Base(argv[0]), "awg") {
+				return true
+			}
+		}
+	case DriverUnknown, DriverWireGuard:
+	}
+	return false
+}
 
 // NATMode says who translates the addresses of a lane's users.
 type NATMode string
@@ -125,6 +156,7 @@ type Lane struct {
 	DSCP      []DSCP   `yaml:"dscp" json:"dscp"`   // classes of users
 	Driver    Driver   `yaml:"driver" json:"driver"`
 	NAT       NATMode  `yaml:"nat" json:"nat"`
+	FailMode  FailMode `yaml:"fail_mode" json:"fail_mode,omitempty"`
 	Pin       string   `yaml:"pin" json:"pin,omitempty"` // endpoint that rebalance never moves away from
 	Commands  Commands `yaml:"commands" json:"commands,omitzero"`
 }
@@ -133,7 +165,7 @@ type Lane struct {
 // Each is an argv; `{interface}`, `{config}` (the new profile's path), `{lane}` and
 // `{installed}` are replaced in each argument. No shell is involved.
 type Commands struct {
-	Template  string        `yaml:"template" json:"template,omitempty"`   // ifupdown | wg-quick | "" for own commands
+	Template  string        `yaml:"template" json:"template,omitempty"`   // ifupdown | wg-quick | awg-quick | "" for own commands
 	Installed string        `yaml:"installed" json:"installed,omitempty"` // file that the commands read: saved before and restored on undo
 	Up        []string      `yaml:"up" json:"up,omitempty"`
 	Down      []string      `yaml:"down" json:"down,omitempty"`
@@ -211,6 +243,47 @@ type PlaneConfig struct {
 	Inputs      []string       `yaml:"inputs" json:"inputs,omitempty"` // interfaces of users; empty = all but lanes and uplink
 	ClampMSS    bool           `yaml:"clamp_mss" json:"clamp_mss"`     // TCP MSS to the least of the lanes
 	FlushFlows  bool           `yaml:"flush_flows" json:"flush_flows"` // delete conntrack entries on lend and swap
+}
+
+// PoolName names one of the three pools where an order of them is set.
+type PoolName string
+
+// The names of pools in settings. The zero value is unknown and never valid.
+const (
+	PoolNameUnknown PoolName = ""
+	PoolNameForeign PoolName = "strict_foreign"
+	PoolNameAll     PoolName = "strict_all"
+	PoolNameWorking PoolName = "working"
+)
+
+// ModesConfig says when a refresh is made out of turn, and how often it is tried again.
+type ModesConfig struct {
+	Threshold int           `yaml:"threshold" json:"threshold"` // replacements since the last good refresh that ask for another
+	Window    time.Duration `yaml:"window" json:"window"`       // in which they count
+	Cooldown  time.Duration `yaml:"cooldown" json:"cooldown"`   // between emergency refreshes
+	RetryMin  time.Duration `yaml:"retry_min" json:"retry_min"` // after the first one that failed
+	RetryMax  time.Duration `yaml:"retry_max" json:"retry_max"` // doubling up to it
+}
+
+// FailMode says what becomes of a class when no lane carries it.
+type FailMode string
+
+// The fail modes. The zero value is not said, which is direct.
+const (
+	FailUnknown   FailMode = ""
+	FailDirect    FailMode = "direct"     // lent; direct once VPN is exhausted
+	FailOtherLane FailMode = "other_lane" // lent, never direct
+	FailClosed    FailMode = "closed"     // neither
+)
+
+// RecoveryConfig shapes the ways to the list that are tried when the plain one fails.
+type RecoveryConfig struct {
+	Dir       string        `yaml:"dir" json:"dir"`               // of strategies
+	Timeout   time.Duration `yaml:"timeout" json:"timeout"`       // of each strategy
+	Order     []PoolName    `yaml:"order" json:"order"`           // of last known pools whose endpoints are tried; quarantined ones come last
+	Parallel  int           `yaml:"parallel" json:"parallel"`     // endpoints tried at once
+	Resolvers []netip.Addr  `yaml:"resolvers" json:"resolvers"`   // asked through a tunnel whose profile names none, and through interfaces
+	OnRefresh bool          `yaml:"on_refresh" json:"on_refresh"` // also for a plain refresh that cannot get the list
 }
 
 // Mark is an fwmark or a mask, written in hexadecimal.

@@ -40,6 +40,9 @@ func (e eligibility) judge(p Pool, r Row) (code, reason string) {
 	if r.Reason != "" {
 		return "unsupported", r.Reason
 	}
+	if why := e.in.Config.uncarried(r.Needs); why != "" {
+		return "unsupported", why
+	}
 	if !matches(e.in.Config.Rebalance.Allow, r.File, true) || matches(e.in.Config.Rebalance.Deny, r.File, false) {
 		return "filtered", "its name is not allowed by rebalance.allow and rebalance.deny"
 	}

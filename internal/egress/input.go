@@ -26,7 +26,8 @@ type Input struct {
 	KV         map[string]string   `json:"state_kv"`
 	Count      int                 `json:"count"` // replacements of the local day
 	Memory     Memory              `json:"memory"`
-	Damage     []string            `json:"damage,omitempty"` // contract files that could not be read whole
+	DayBefore  *DayCount           `json:"day_before,omitempty"` // the counter of the last day that was counted, when it is over
+	Damage     []string            `json:"damage,omitempty"`     // contract files that could not be read whole
 
 	// Observations
 	Pools   []Pool                `json:"pools,omitempty"` // in order of preference
@@ -38,11 +39,27 @@ type Input struct {
 	Swaps   []SwapOutcome         `json:"swaps,omitempty"`  // in the order they were tried
 	Busy    map[string]string     `json:"busy,omitempty"`   // lane -> holder of its lock
 	Lost    map[string]string     `json:"lost,omitempty"`   // lane -> why its failure could not be recorded
+
+	Refreshing bool        `json:"refreshing,omitempty"` // another run's refresh
+	Attempting bool        `json:"attempting,omitempty"` // another run's attempt
+	Ended      *AttemptEnd `json:"ended,omitempty"`      // this run's
+	Placed     *RebuildEnd `json:"placed,omitempty"`
 }
 
 // Options are the flags that change a decision.
 type Options struct {
-	AcceptSmall bool `json:"accept_small,omitempty"`
+	AcceptSmall bool         `json:"accept_small,omitempty"`
+	Any         bool         `json:"any,omitempty"`     // any non-empty strict pool will do
+	Guarded     bool         `json:"guarded,omitempty"` // part of an attempt, which books its end
+	Force       bool         `json:"force,omitempty"`   // an attempt now
+	Direct      *DirectOrder `json:"direct,omitempty"`
+}
+
+// DirectOrder is an operator's word about direct.
+type DirectOrder struct {
+	On      bool     `json:"on"`
+	Classes []string `json:"classes"` // home lanes
+	Reason  string   `json:"reason"`
 }
 
 // Memory is egress.json: what can't be observed again and state.kv has no key for.
@@ -52,10 +69,12 @@ type Memory struct {
 	Holds       map[string]Hold       `json:"holds,omitempty"`     // endpoint -> hold-down
 	Failures    map[string]Failure    `json:"failures,omitempty"`  // endpoint -> when its quarantine began, by run sequence
 	PoolSeqs    map[int64]uint64      `json:"pool_seqs,omitempty"` // began (unix seconds) -> sequence at that moment
+	Modes       ModeMemory            `json:"modes,omitzero"`
 	UplinkDown  bool                  `json:"uplink_down,omitempty"`
 	UplinkSince time.Time             `json:"uplink_since,omitzero"`
 	DoubtAt     time.Time             `json:"doubt_at,omitzero"`   // last search for a way out behind a gateway that answers
 	LastSize    int                   `json:"last_size,omitempty"` // endpoints in the last list that became a pool
+	Winner      string                `json:"winner,omitempty"`    // strategy that had access last
 }
 
 // LaneMemory is what a lane's verdict and search need of earlier runs.
@@ -110,6 +129,7 @@ type Row struct {
 	Path     string        `json:"path"`
 	Pair     string        `json:"pair"`
 	Identity string        `json:"identity"`
+	Needs    string        `json:"needs,omitempty"`  // see Description
 	Reason   string        `json:"reason,omitempty"` // why no lane can carry it
 }
 
@@ -124,6 +144,7 @@ type LaneView struct {
 	Round    *Round     `json:"round,omitempty"`
 	Deep     *Deep      `json:"deep,omitempty"`
 	Renewed  bool       `json:"renewed,omitempty"` // its peer was added anew in this run, and Round is from after that
+	Strict   *string    `json:"strict,omitempty"`  // what failed of a strict check; "" = it passed
 	Intent   *Intent    `json:"intent,omitempty"`  // left by a run that was killed
 }
 
@@ -161,6 +182,7 @@ type Listing struct {
 	Entries []Entry               `json:"entries"`
 	Skipped int                   `json:"skipped"`
 	Failed  []string              `json:"failed,omitempty"` // sources that gave nothing
+	Via     string                `json:"via,omitempty"`    // strategy by which they were reached; "" = plainly
 	Began   time.Time             `json:"began,omitzero"`   // of the tests
 	Seq     uint64                `json:"seq,omitempty"`    // run sequence at that moment
 	Results map[string]TestResult `json:"results,omitempty"`
@@ -172,6 +194,7 @@ type Entry struct {
 	Endpoint string `json:"endpoint"`
 	Path     string `json:"path"`
 	Pair     string `json:"pair"`
+	Needs    string `json:"needs,omitempty"`  // see Description
 	Reason   string `json:"reason,omitempty"` // why it can't be tested
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/shunt-net/shunt/internal/journal"
 	"github.com/shunt-net/shunt/internal/run"
@@ -207,23 +206,24 @@ func (p *pass) recordFailure(ctx context.Context, l Lane, it Intent) error {
 	if err != nil {
 		return err
 	}
-	return p.setMode(ctx, state.ModeSlotRepair, "lane "+l.Name+": "+it.Reason, &n, state.ModeNormal, state.ModeUnknown)
+	return p.failing(ctx, "lane "+l.Name+": "+it.Reason, n)
 }
 
-// setMode changes the mode, if it is one of `from`, and says so in the journal.
-func (p *pass) setMode(ctx context.Context, to state.Mode, reason string, count *int, from ...state.Mode) error {
-	was, changed := state.ModeUnknown, false
+// failing tells the machine that a lane is being repaired, and publishes the day's count.
+func (p *pass) failing(ctx context.Context, reason string, count int) error {
+	was, to, changed := state.ModeUnknown, state.ModeUnknown, false
 	err := p.State.UpdateKV(ctx, func(kv *state.KV) {
-		if count != nil {
-			kv.SetInt(state.KeyDailyFailureCount, *count)
-		}
+		kv.SetInt(state.KeyDailyFailureCount, count)
 		was = kv.Mode()
-		if changed = slices.Contains(from, was); changed {
+		next, _ := NextMode(ModeState{Mode: was}, ModeObservation{Failing: reason, Attempting: true}, p.Config.modePolicy(), p.Now())
+		to = next.Mode
+		if changed = to != was; changed {
 			kv.SetMode(to, reason, p.Now())
 		}
 	})
 	run.Point(ctx, "kv.updated")
 	if err == nil && changed {
+		p.in.KV[state.KeyMode] = string(to)
 		p.event(journal.Event{Kind: "mode", Object: "mode", From: string(was), To: string(to), Reason: reason})
 	}
 	return err

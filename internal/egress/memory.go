@@ -9,6 +9,7 @@ func (m Memory) clone() Memory {
 	c.Lends = cloneMap(m.Lends)
 	c.Holds = cloneMap(m.Holds)
 	c.Failures = cloneMap(m.Failures)
+	c.Modes = m.Modes.clone()
 	c.PoolSeqs = cloneMap(m.PoolSeqs)
 	return c
 }

@@ -28,13 +28,18 @@ type Env struct {
 	Flows   Flows
 	Library Library
 	Sources Sources
-	Now     Clock
-	Holder  string // names this run in locks: pid and command
+	// Recovery finds a way to the list where the plain one fails; nil = there is none.
+	Recovery Recovery
+	Now      Clock
+	Holder   string // names this run in locks: pid and command
 
 	// Notify is told of each event after it is in the journal; nil = nobody.
 	Notify func(context.Context, journal.Event)
 	// Progress is told how many of how many tests are done; nil = nobody.
 	Progress func(done, total int)
+	// Later takes an attempt or a rebuild that a repair asks for off its hands, so that it
+	// goes on with its rounds; nil = the repair makes it itself, after its lanes.
+	Later func(context.Context, Outcome) bool
 	// Watch sees the input and the plan after each step of a run; nil = nobody.
 	Watch func(Input, Plan)
 
@@ -52,6 +57,8 @@ type Outcome struct {
 	Plan    Plan
 	Applied int   // steps that were carried out
 	Partial error // something of the plan could not be applied
+
+	lock *state.Lock // of the attempt that the plan asks for
 }
 
 // pass is one run of a command.
@@ -222,7 +229,6 @@ func (p *pass) describe() {
 			if n >= enough && !carried[r.Endpoint] || code != "" && !carried[r.Endpoint] {
 				continue
 			}
-			n++
 			d, ok := known[r.Path]
 			if !ok {
 				var err error
@@ -231,7 +237,10 @@ func (p *pass) describe() {
 				}
 				known[r.Path] = d
 			}
-			r.Pair, r.Identity, r.Reason = d.Pair, d.Identity, d.Reason
+			r.Pair, r.Identity, r.Needs, r.Reason = d.Pair, d.Identity, d.Needs, d.Reason
+			if p.Config.carriedByAll(r.Needs) { // those that only some lanes can carry must not crowd out the rest
+				n++
+			}
 			if d.Reason == "" && d.Endpoint != r.Endpoint {
 				r.Reason = fmt.Sprintf("%s holds endpoint %s", r.Path, d.Endpoint)
 			}

@@ -10,11 +10,19 @@ import (
 // Plan is the one value of a decision: it is printed by a dry run, compared by tests,
 // applied by a run and written to the journal.
 type Plan struct {
-	Command string    `json:"command"`
-	Steps   []Step    `json:"steps"`
-	Held    []Held    `json:"held,omitempty"`
-	Lanes   []Verdict `json:"lanes,omitempty"`
-	Next    Memory    `json:"next"` // what the next run must know
+	Command string      `json:"command"`
+	Steps   []Step      `json:"steps"`
+	Mode    *ModeChange `json:"mode,omitempty"`
+	Held    []Held      `json:"held,omitempty"`
+	Lanes   []Verdict   `json:"lanes,omitempty"`
+	Next    Memory      `json:"next"` // what the next run must know
+}
+
+// ModeChange is a change of the mode word.
+type ModeChange struct {
+	From   string `json:"from"`
+	To     string `json:"to"`
+	Reason string `json:"reason"`
 }
 
 // StepKind is what a step does.
@@ -31,6 +39,10 @@ const (
 	StepReturn     StepKind = "return"     // a class comes home
 	StepTest       StepKind = "test"       // test a list's endpoints
 	StepPublish    StepKind = "publish"    // the new pools become the source of truth
+	StepRefresh    StepKind = "refresh"    // a guarded refresh
+	StepRebuild    StepKind = "rebuild"    // place a fresh pool
+	StepDirect     StepKind = "direct"     // a class goes direct
+	StepLeave      StepKind = "leave"      // a class comes back from direct
 )
 
 // Step is one thing to do, with its reason.
@@ -145,17 +157,20 @@ func (p Plan) Text(w io.Writer) {
 		}
 		fmt.Fprintf(w, ": %s\n", s.Reason)
 	}
+	if p.Mode != nil {
+		fmt.Fprintf(w, "mode       %s -> %s: %s\n", orNone(p.Mode.From), p.Mode.To, p.Mode.Reason)
+	}
 	for _, h := range p.Held {
 		fmt.Fprintf(w, "held       %s: %s (%s)\n", h.Object, h.Reason, h.Code)
 	}
-	if len(p.Steps) == 0 && len(p.Held) == 0 {
+	if len(p.Steps) == 0 && len(p.Held) == 0 && p.Mode == nil {
 		fmt.Fprintln(w, "nothing to do")
 	}
 }
 
 func (s Step) what() string {
 	switch s.Kind {
-	case StepLend, StepReturn:
+	case StepLend, StepReturn, StepDirect, StepLeave:
 		return fmt.Sprintf("class %s: %s -> %s", s.Class, orNone(s.From), orNone(s.To))
 	case StepSwap:
 		return fmt.Sprintf("lane %s: %s -> %s", s.Lane, orNone(s.From), orNone(s.To))
@@ -172,7 +187,7 @@ func (s Step) what() string {
 			return fmt.Sprintf("%d endpoints: %s …", n, strings.Join(s.Endpoints[:6], " "))
 		}
 		return fmt.Sprintf("%d endpoints: %s", n, strings.Join(s.Endpoints, " "))
-	case StepPublish:
+	case StepPublish, StepRefresh, StepRebuild:
 		return s.Pool
 	case StepUnknown:
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/state"
 )
 
 // The ways to the world that a pass needs. Adapters implement them; the domain knows
@@ -72,6 +74,7 @@ type Description struct {
 	Pair     string `json:"pair"`             // salted fingerprint of (server, client) public keys
 	Identity string `json:"identity"`         // salted fingerprint of client key, addresses and obfuscation: equal = make-before-break works
 	MTU      int    `json:"mtu"`              // bytes; 0 = not said
+	Needs    string `json:"needs,omitempty"`  // what a lane's driver must carry: amneziawg; "" = plain WireGuard
 	Reason   string `json:"reason,omitempty"` // why no lane can carry it (an unsupported key …)
 }
 
@@ -80,3 +83,62 @@ var ErrNoHandshake = errors.New("no handshake with the new endpoint")
 
 // Clock is the time source that cli hands to a pass.
 type Clock func() time.Time
+
+// Recovery regains a way to the provider's list when there is no fresh pool: it runs the
+// configured strategies in their order, each under its own timeout.
+type Recovery interface {
+	// Recover runs strategies until one has access. That none has is a result, not an
+	// error. It changes no lane, no route, no rule and no class of users.
+	Recover(ctx context.Context, in RecoveryInput) (RecoveryResult, error)
+}
+
+// RecoveryInput is what a strategy may know. It holds no key: profiles are paths.
+type RecoveryInput struct {
+	State      map[string]string   `json:"state"`      // state.kv
+	Pools      []Pool              `json:"pools"`      // last known, in order of preference: strict foreign, strict all, working
+	Quarantine []state.Quarantined `json:"quarantine"` // their endpoints come last, and only here
+	Interfaces []RecoveryInterface `json:"interfaces"` // lanes, as they are now
+	Winner     string              `json:"winner,omitempty"`
+	DryRun     bool                `json:"dry_run,omitempty"` // say what would be tried; send nothing
+}
+
+// RecoveryInterface is one lane's device as a strategy sees it.
+type RecoveryInterface struct {
+	Lane      string `json:"lane"`
+	Interface string `json:"interface"`
+	Table     int    `json:"table"`
+	Mark      Mark   `json:"mark"`
+	Endpoint  string `json:"endpoint,omitempty"` // it carries now
+	Pair      string `json:"-"`                  // never proven in process: a lane holds its session
+	Healthy   bool   `json:"healthy"`            // its last round passed
+}
+
+// RecoveryResult is what the strategies found.
+type RecoveryResult struct {
+	Success   bool   `json:"success"`
+	Strategy  string `json:"recovery_strategy,omitempty"`
+	Interface string `json:"recovery_iface,omitempty"`
+	Proxy     string `json:"proxy,omitempty"`
+	AccessOK  bool   `json:"hmn_access_ok"` // the list itself was reached that way
+
+	// Tried is every strategy that ran, in order, with why it did not help.
+	Tried []StrategyTry `json:"tried,omitempty"`
+
+	// Access is how Sources reach the list; opaque to the domain (see SourcesVia).
+	Access any `json:"-"`
+	// Close gives up what Access holds (a tunnel); nil = nothing.
+	Close func() error `json:"-"`
+}
+
+// StrategyTry is how one strategy ended.
+type StrategyTry struct {
+	Strategy string        `json:"strategy"`
+	Success  bool          `json:"success"`
+	Reason   string        `json:"reason,omitempty"`
+	Took     time.Duration `json:"took"`
+}
+
+// SourcesVia is a Sources that can fetch by the way that a recovery found.
+type SourcesVia interface {
+	Via(access any) Sources
+}

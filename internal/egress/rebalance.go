@@ -123,25 +123,51 @@ func (b *rebalance) row(endpoint string) (Row, bool) {
 }
 
 // desired is the best endpoints, as many as there are lanes to fill. Pinned lanes and
-// lanes that another run works on keep theirs.
+// lanes that another run works on keep theirs. Where not every lane can carry every
+// endpoint, those of the best that are in place stay there, and the others go by rank.
 func (b *rebalance) desired() []Row {
-	used := taken{endpoints: map[string]string{}, pairs: map[string]string{}, prefixes: map[string]int{}}
-	n := 0
+	var lanes, kept []LaneView
+	for _, l := range b.in.Lanes {
+		if b.fixed(l) {
+			kept = append(kept, l)
+			continue
+		}
+		lanes = append(lanes, l)
+	}
+	best := b.pick(kept, nil, len(lanes), func([]Row) bool { return true })
+	if matching(best, lanes, b.fits) == len(best) {
+		return best
+	}
+	placed := slices.DeleteFunc(best, func(r Row) bool {
+		return !slices.ContainsFunc(lanes, func(l LaneView) bool { return b.current[l.Name].endpoint == r.Endpoint })
+	})
+	return b.pick(kept, placed, len(lanes), func(rows []Row) bool { return matching(rows, lanes, b.fits) == len(rows) })
+}
+
+// unlisted adds what devices carry although the lane's profile is missing or damaged.
+func (b *rebalance) unlisted(used taken) {
 	known := map[string]bool{}
 	for _, l := range b.in.Lanes {
 		known[b.current[l.Name].pair], known[l.Pair] = true, true
 	}
 	for _, l := range b.in.Lanes {
 		if p, ok := l.Device.Active(); ok && l.Pair == "" && b.current[l.Name].pair == "" && !known[p.Pair] {
-			used.pairs[p.Pair] = l.Name // its profile is missing or damaged, and its device carries this all the same
+			used.pairs[p.Pair] = l.Name
 		}
-		if b.fixed(l) {
-			used.add(l.Name, b.current[l.Name].endpoint, b.current[l.Name].pair)
-			continue
-		}
-		n++
 	}
-	var out []Row
+}
+
+// pick adds the first eligible rows to those that are chosen already, up to n in all.
+func (b *rebalance) pick(kept []LaneView, chosen []Row, n int, ok func([]Row) bool) []Row {
+	used := taken{endpoints: map[string]string{}, pairs: map[string]string{}, prefixes: map[string]int{}}
+	for _, l := range kept {
+		used.add(l.Name, b.current[l.Name].endpoint, b.current[l.Name].pair)
+	}
+	b.unlisted(used)
+	for _, r := range chosen {
+		used.add("", r.Endpoint, r.Pair)
+	}
+	out := slices.Clone(chosen)
 	for _, p := range b.in.Pools {
 		if p.Name == PoolWorking || p.Error != "" {
 			continue
@@ -159,8 +185,10 @@ func (b *rebalance) desired() []Row {
 			if limit := b.in.Config.Rebalance.MaxPerPrefix; limit > 0 && used.prefixes[prefixOf(r.Endpoint)] >= limit {
 				continue
 			}
-			used.add("", r.Endpoint, r.Pair)
-			out = append(out, r)
+			if more := append(slices.Clone(out), r); ok(more) {
+				used.add("", r.Endpoint, r.Pair)
+				out = more
+			}
 		}
 	}
 	return out
@@ -197,7 +225,7 @@ func (b *rebalance) moves(want []Row) []move {
 		return boolInt(b.current[x.Name].endpoint != "") - boolInt(b.current[y.Name].endpoint != "")
 	})
 	var out []move
-	for _, l := range lanes {
+	for k, l := range lanes {
 		if holder, busy := b.in.Busy[l.Name]; busy {
 			b.plan.hold(l.Name, HeldBusy, "another run changes it: %s", holder)
 			continue
@@ -208,9 +236,9 @@ func (b *rebalance) moves(want []Row) []move {
 		if b.tries[l.Name] >= b.in.Config.Repair.SwapLimit {
 			continue
 		}
-		i := b.takes(l, free)
+		i := b.takes(l, free, lanes[k+1:], want)
 		if i < 0 {
-			if len(free) == 0 {
+			if !slices.ContainsFunc(free, func(r Row) bool { return b.carries(l, r) }) {
 				b.plan.hold(l.Name, HeldNoCandidate, "the pools have no further eligible endpoint: it keeps %s", orNone(b.current[l.Name].endpoint))
 			}
 			continue
@@ -223,8 +251,9 @@ func (b *rebalance) moves(want []Row) []move {
 
 // takes chooses the lane's next endpoint: a pinned one if it is free, else the best, if it
 // is so much better as the hysteresis asks for. -1 = it stays.
-func (b *rebalance) takes(l LaneView, free []Row) int {
-	if len(free) == 0 {
+func (b *rebalance) takes(l LaneView, free []Row, later []LaneView, want []Row) int {
+	best := b.share(l, free, later, want)
+	if best < 0 {
 		return -1
 	}
 	c, _ := b.in.Config.Lane(l.Name)
@@ -234,25 +263,28 @@ func (b *rebalance) takes(l LaneView, free []Row) int {
 			b.plan.hold(l.Name, HeldPinned, "it is pinned to %s, which is not among the best now: it stays as it is", c.Pin)
 			return -1
 		}
-		return max(i, 0)
+		if i >= 0 && b.carries(l, free[i]) {
+			return i
+		}
+		return best
 	}
 	h := b.in.Config.Rebalance.Hysteresis
 	if h.Gain <= 0 && h.Ratio <= 0 {
-		return 0
+		return best
 	}
 	now, ok := b.row(b.current[l.Name].endpoint)
 	works := l.Round != nil && l.Round.Pass
 	if !ok || !works || b.failed[now.Endpoint] != "" {
-		return 0
+		return best
 	}
 	if code, _ := b.elig.judge(b.poolOf(now.Endpoint), now); code != "" {
-		return 0
+		return best
 	}
-	better := now.Avg - free[0].Avg
+	better := now.Avg - free[best].Avg
 	if better >= h.Gain && float64(better) >= h.Ratio*float64(now.Avg) {
-		return 0
+		return best
 	}
-	b.plan.hold(l.Name, heldHysteresis, "%s works and %s is only %s faster", now.Endpoint, free[0].Endpoint, better.Round(time.Millisecond/10))
+	b.plan.hold(l.Name, heldHysteresis, "%s works and %s is only %s faster", now.Endpoint, free[best].Endpoint, better.Round(time.Millisecond/10))
 	return -1
 }
 

@@ -12,6 +12,15 @@ import (
 // PlanRefresh guards a list, says what is to be tested and, with the results, whether they
 // become the source of truth. It is pure.
 func PlanRefresh(in Input) Plan {
+	p := planRefresh(in)
+	if in.Ended != nil { // a good refresh is news to the machine, whoever made it
+		s := in.modeState()
+		p.decide(&in, s, in.observe(s), func(string) string { return "" })
+	}
+	return p
+}
+
+func planRefresh(in Input) Plan {
 	p := Plan{Command: "refresh", Next: in.Memory.clone()}
 	setAside(&in, &p.Next)
 	l := in.Listing
@@ -30,7 +39,7 @@ func PlanRefresh(in Input) Plan {
 		return p
 	}
 	if len(targets)+len(lanes) == 0 {
-		p.hold("list", HeldNoList, "none of %d entries can be tested (first: %s)", len(l.Entries), l.Entries[0].Reason)
+		p.hold("list", HeldNoList, "none of %d entries can be tested (first: %s)", len(l.Entries), in.untestable(l.Entries[0]))
 		return p
 	}
 	names := make([]string, 0, len(targets)+len(lanes))
@@ -58,7 +67,7 @@ func PlanRefresh(in Input) Plan {
 func Targets(in Input) (inProcess []TestTarget, throughLanes []Entry) {
 	used := takenBy(&in, "")
 	for _, e := range in.Listing.Entries {
-		if e.Reason != "" {
+		if in.untestable(e) != "" {
 			continue
 		}
 		_, endpoint := used.endpoints[e.Endpoint]
@@ -75,6 +84,9 @@ func Targets(in Input) (inProcess []TestTarget, throughLanes []Entry) {
 func judgeResults(in Input, p *Plan) {
 	foreign, all, working := Rank(in)
 	need := len(in.Config.Lanes)
+	if in.Options.Any {
+		need = 1
+	}
 	switch state.Mode(in.KV[state.KeyMode]) {
 	case state.ModeDegraded, state.ModeDirect, state.ModeExternalRecovery:
 		need = 1 // three good lanes beat none

@@ -49,6 +49,7 @@ func (p *pass) remember(ctx context.Context) error {
 func worthWriting(was, next Memory) bool {
 	quiet := func(m Memory) Memory {
 		m = m.clone()
+		m.Modes = ModeMemory{} // written where they are decided
 		for n, l := range m.Lanes {
 			l.RTT, l.Loss = 0, 0
 			if !l.Down {

@@ -25,6 +25,7 @@ type repair struct {
 	cands   []Row
 	failed  map[string]bool // endpoints whose swap failed in this run
 	doubted []LaneView      // would be down, if the uplink were beyond doubt
+	spent   bool            // every eligible candidate failed in this run, or none is left
 	early   bool            // before the renewals: what they change isn't looked at
 }
 
@@ -38,12 +39,25 @@ func PlanRepair(in Input) Plan {
 	}
 	r.plan = Plan{Command: "repair", Next: in.Memory.clone()}
 	setAside(&in, &r.plan.Next)
+	for _, l := range in.Config.Lanes { // where it belongs, whether it is there already or not
+		if in.belongsDirect(in.modeState(), l) {
+			r.where[l.Name] = direct
+		}
+	}
+	r.lanes()
+	r.modes()
+	return r.plan
+}
+
+// lanes plans what each lane needs.
+func (r *repair) lanes() {
+	in := *r.in
 	up := uplinkOf(&in)
 	r.judge(up)
 	renewals := r.renewals()
 	if up == uplinkDown && r.anyFailing() {
 		r.freeze()
-		return r.plan
+		return
 	}
 	// Who needs no fresh handshake is served first: a renewal takes a round.
 	if r.early = len(renewals) > 0; up != uplinkDoubtful {
@@ -56,7 +70,7 @@ func PlanRepair(in Input) Plan {
 	r.early = false
 	if len(r.doubted) > 0 {
 		r.seekWayOut()
-		return r.plan
+		return
 	}
 	downs := r.downs()
 	r.lend()
@@ -66,7 +80,6 @@ func PlanRepair(in Input) Plan {
 	r.plan.Held = slices.DeleteFunc(r.plan.Held, func(h Held) bool { // found one in the end
 		return h.Code == HeldNoLender && (r.judged[r.where[h.Object]] == health.Up || r.judged[r.where[h.Object]] == health.Loaded)
 	})
-	return r.plan
 }
 
 func (r *repair) judge(up uplinkState) {
@@ -295,6 +308,10 @@ func (r *repair) seekWayOut() {
 func (r *repair) lend() {
 	for _, home := range r.in.Config.Lanes {
 		at, placed := r.where[home.Name]
+		if at == direct && !r.in.belongsDirect(r.in.modeState(), home) {
+			r.undeclared(home.Name)
+			continue
+		}
 		if !placed || at == home.Name && r.judged[home.Name] != health.Down || r.waits[at] || r.tooEarly(at) || r.tooEarly(home.Name) {
 			continue
 		}
@@ -305,7 +322,22 @@ func (r *repair) lend() {
 	}
 }
 
+// undeclared takes a class off direct that does not belong there: to a lane that passes, or
+// home behind the leak guard.
+func (r *repair) undeclared(home string) {
+	to := home
+	if v := r.judged[home]; v != health.Up && v != health.Loaded {
+		to = first(r.lender(home), home)
+	}
+	r.plan.add(Step{Kind: StepLeave, Class: home, From: direct, To: to, Reason: "direct is not declared"})
+	r.where[home] = to
+}
+
 func (r *repair) lendClass(home, at string) {
+	if l, _ := r.in.Config.Lane(home); l.FailMode == FailClosed && at != "" {
+		r.plan.hold(home, HeldNoLender, "lane %s is down (%s), and its class is closed without it (fail_mode)", home, r.reason[home])
+		return
+	}
 	to := r.lender(home)
 	why := fmt.Sprintf("lane %s is down (%s)", at, r.reason[at])
 	if at == "" {

@@ -98,6 +98,9 @@ func (r *repair) candidates(downs []LaneView) {
 			if slices.ContainsFunc(downs, func(l LaneView) bool { return l.Endpoint == row.Endpoint && r.guilty(l) }) {
 				continue
 			}
+			if !slices.ContainsFunc(downs, func(l LaneView) bool { return r.carries(l, row) }) {
+				continue
+			}
 			seen[row.Endpoint] = true
 			if limit := r.in.Config.Rebalance.MaxPerPrefix; limit > 0 && r.used.prefixes[prefixOf(row.Endpoint)] >= limit {
 				crowded = append(crowded, row)
@@ -109,11 +112,26 @@ func (r *repair) candidates(downs []LaneView) {
 	r.cands = append(r.cands, crowded...)
 }
 
+// lastBatch bounds what is tried at once when no lane is left.
+const lastBatch = 256
+
+func (r *repair) anyHealthy() bool {
+	for _, v := range r.judged {
+		if v != health.Down {
+			return true
+		}
+	}
+	return false
+}
+
 // batch is the next candidates to be proven at once.
 func (r *repair) batch(lanes int) []Row {
 	c := r.in.Config.Repair
 	n := max(c.Parallel, lanes+1)
 	end := min(r.next+n, len(r.cands), max(c.Limit, n))
+	if end <= r.next && !r.anyHealthy() { // with no lane left, whatever there is has to be tried
+		end = min(r.next+lastBatch, len(r.cands))
+	}
 	if end <= r.next {
 		return nil
 	}
@@ -186,6 +204,9 @@ func (r *repair) fill(lanes []LaneView) {
 			return
 		}
 	}
+	r.spent = r.next >= len(r.cands) && !slices.ContainsFunc(r.proven, func(c Row) bool {
+		return slices.ContainsFunc(open, func(l LaneView) bool { return r.carries(l, c) })
+	})
 	for _, l := range open {
 		r.plan.hold(l.Name, HeldNoCandidate, "%s; nothing was touched", r.noneBecause(l))
 		r.markSearched(l.Name)
@@ -212,19 +233,23 @@ func (r *repair) place(lanes []LaneView, tries map[string]int) []LaneView {
 }
 
 func (r *repair) placeOne(l LaneView, tries map[string]int) (settled bool) {
-	for len(r.proven) > 0 {
+	for {
+		i := slices.IndexFunc(r.proven, func(c Row) bool { return r.carries(l, c) })
+		if i < 0 {
+			return false
+		}
 		if tries[l.Name] >= r.in.Config.Repair.SwapLimit {
 			r.plan.hold(l.Name, HeldFailed, "%d endpoints were tried on it and none passed the strict check", tries[l.Name])
 			r.markSearched(l.Name)
 			return true
 		}
-		c := r.proven[0]
+		c := r.proven[i]
 		outcome, known := r.outcome(l.Name, c.Endpoint)
 		if !known && r.failed[c.Endpoint] || r.used.has(c) && r.used.endpoints[c.Endpoint] != l.Name {
-			r.proven = r.proven[1:] // failed on another lane, or taken meanwhile
+			r.proven = slices.Delete(r.proven, i, i+1) // failed on another lane, or taken meanwhile
 			continue
 		}
-		r.proven = r.proven[1:]
+		r.proven = slices.Delete(r.proven, i, i+1)
 		tries[l.Name]++
 		r.plan.add(Step{
 			Kind: StepSwap, Lane: l.Name, From: l.Endpoint, To: c.Endpoint, Path: c.Path, Pair: c.Pair,
@@ -240,7 +265,6 @@ func (r *repair) placeOne(l LaneView, tries map[string]int) (settled bool) {
 			return true
 		}
 	}
-	return false
 }
 
 // settle books a lane that carries its new endpoint and passed.
@@ -264,13 +288,17 @@ func (r *repair) goHomeIf(lane, assumed string) {
 
 // assume shows what follows when the first candidates pass.
 func (r *repair) assume(lanes []LaneView, batch []Row) {
-	for i, l := range lanes {
-		if i >= len(batch) {
-			return
+	batch = slices.Clone(batch)
+	for _, l := range lanes {
+		i := slices.IndexFunc(batch, func(c Row) bool { return r.carries(l, c) })
+		if i < 0 {
+			continue
 		}
+		c := batch[i]
+		batch = slices.Delete(batch, i, i+1)
 		r.plan.add(Step{
-			Kind: StepSwap, Lane: l.Name, From: l.Endpoint, To: batch[i].Endpoint, Path: batch[i].Path, Pair: batch[i].Pair,
-			Reason: "first in pool order", If: batch[i].Endpoint + " passes; else the next one that does",
+			Kind: StepSwap, Lane: l.Name, From: l.Endpoint, To: c.Endpoint, Path: c.Path, Pair: c.Pair,
+			Reason: "first in pool order", If: c.Endpoint + " passes; else the next one that does",
 		})
 		r.goHomeIf(l.Name, "the swap passes its strict check")
 	}

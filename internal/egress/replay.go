@@ -13,8 +13,10 @@ func Replan(in Input) (Plan, error) {
 		return PlanRepair(in), nil
 	case "rebalance":
 		return PlanRebalance(in), nil
+	case "recover":
+		return PlanRecover(in), nil
 	case "refresh":
 		return PlanRefresh(in), nil
 	}
-	return Plan{}, fmt.Errorf("input of command %q: want refresh, rebalance or repair", in.Command)
+	return Plan{}, fmt.Errorf("input of command %q: want refresh, rebalance, repair or recover", in.Command)
 }

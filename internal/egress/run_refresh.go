@@ -45,7 +45,7 @@ func (e *Env) Refresh(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 	}
 	defer os.RemoveAll(work)
 	p.observeLanes(ctx)
-	if err := p.fetch(ctx, work); err != nil {
+	if err := p.fetch(ctx, work, dryRun); err != nil {
 		return p.refreshEnds(ctx, dryRun, err)
 	}
 	p.plan = PlanRefresh(p.in)
@@ -82,20 +82,18 @@ func (p *pass) workdir(dryRun bool) (string, error) {
 	return os.MkdirTemp(p.PoolDir(), ".fetch-")
 }
 
-func (p *pass) fetch(ctx context.Context, work string) error {
-	entries, skipped, failed, err := p.Sources.Fetch(ctx, p.Config.Sources, work)
-	l := &Listing{Entries: entries, Skipped: skipped}
-	for _, f := range failed {
-		l.Failed = append(l.Failed, f.Error())
+// fetch gets the list, by a strategy where the plain way leads to no remote source.
+func (p *pass) fetch(ctx context.Context, work string, dryRun bool) error {
+	if p.Recovery != nil && !dryRun && isDirect(state.Mode(p.in.KV[state.KeyMode])) { // not one packet of it beside a way that recovery found
+		p.in.Listing = &Listing{}
+		return p.fetchAnother(ctx, work)
 	}
-	if err != nil {
-		l.Failed = append(l.Failed, err.Error())
-	}
+	l, failed, err := p.list(ctx, p.Sources, work)
 	p.in.Listing = l
-	if ctx.Err() != nil {
-		return ctx.Err()
+	if err != nil || dryRun || p.Recovery == nil || !p.Config.Recovery.OnRefresh || !cutOff(p.Config.Sources, failed) {
+		return err
 	}
-	return nil
+	return p.fetchAnother(ctx, work)
 }
 
 // refreshEnds records the attempt and how it ended.
@@ -116,14 +114,19 @@ func (p *pass) refreshEnds(ctx context.Context, dryRun bool, err error) (Outcome
 		kv.SetInt(state.KeyLastRefreshRC, rc)
 		if rc == 0 && p.in.Listing != nil {
 			kv.SetTime(state.KeyLastPoolMtime, p.in.Listing.Began)
-			if kv.Mode() == state.ModeUnknown {
-				kv.SetMode(state.ModeNormal, "first pool", p.Now())
-			}
 		}
 	})
 	p.event(journal.Event{Kind: "refresh", Object: "pool", To: map[bool]string{true: "done", false: "failed"}[rc == 0], Reason: reason, Figures: p.figures()})
+	var modeErr error
+	if !p.in.Options.Guarded {
+		p.in.Ended = &AttemptEnd{OK: rc == 0, Plain: true, Reason: reason}
+		if p.in.Listing != nil {
+			p.in.Ended.Began, p.in.Ended.Strategy = p.in.Listing.Began, p.in.Listing.Via
+		}
+		modeErr = p.modes(ctx, true, func() Plan { return PlanRefresh(p.in) })
+	}
 	out, ferr := p.finish(ctx)
-	return out, errors.Join(err, kvErr, ferr)
+	return out, errors.Join(err, kvErr, modeErr, ferr)
 }
 
 func (p *pass) figures() map[string]float64 {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/shunt-net/shunt/internal/health"
 	"github.com/shunt-net/shunt/internal/journal"
-	"github.com/shunt-net/shunt/internal/state"
 )
 
 // maxSteps bounds one pass, whatever a plan says.
@@ -50,22 +49,35 @@ func (e *Env) Repair(ctx context.Context, dryRun bool) (Outcome, error) {
 		return p.out, nil
 	}
 	err = p.apply(ctx, func() Plan { return PlanRepair(p.in) })
-	err = errors.Join(err, p.calm(ctx))
+	p.strictInDirect(ctx)
+	err = errors.Join(err, p.modes(ctx, true, func() Plan { return PlanRepair(p.in) }))
 	out, ferr := p.finish(ctx)
-	return out, errors.Join(err, ferr)
+	if err = errors.Join(err, ferr); err != nil || ctx.Err() != nil {
+		out.release()
+		return out, err
+	}
+	if e.Later != nil && e.Later(ctx, out) {
+		return out, nil
+	}
+	after, err := e.follow(ctx, out)
+	out.Applied, out.Partial = after.Applied, after.Partial
+	return out, err
 }
 
-// calm ends the mode slot_repair once every lane passes.
-func (p *pass) calm(ctx context.Context) error {
-	if state.Mode(p.in.KV[state.KeyMode]) != state.ModeSlotRepair && p.out.Applied == 0 {
-		return nil
+// strictInDirect is the look that the way back from direct needs.
+func (p *pass) strictInDirect(ctx context.Context) {
+	s := p.in.modeState()
+	if !isDirect(s.Mode) || s.ByHand(p.Config.modePolicy().Classes) || s.Declared && !(s.Refreshed && s.Rebuilt) {
+		return
 	}
-	for _, l := range p.in.Lanes {
-		if st := p.plan.Next.Lanes[l.Name].State; st != string(health.Up) && st != string(health.Loaded) {
-			return nil
+	p.loadPools()
+	for i, l := range p.Config.Lanes {
+		why := "no round passed"
+		if v := p.in.Lanes[i]; v.Round != nil && v.Round.Pass {
+			why = p.strict(ctx, l)
 		}
+		p.in.Lanes[i].Strict = &why
 	}
-	return p.setMode(context.WithoutCancel(ctx), state.ModeNormal, "every lane passes", nil, state.ModeSlotRepair)
 }
 
 // loans serves users first: classes move before a pool is read or a byte is written to
@@ -222,6 +234,10 @@ func (p *pass) carriedOut(s Step) bool {
 		return !slices.ContainsFunc(s.Endpoints, func(e string) bool { _, ok := p.in.Proofs[e]; return !ok })
 	case StepSwap:
 		return slices.ContainsFunc(p.in.Swaps, func(o SwapOutcome) bool { return o.Lane == s.Lane && o.Endpoint == s.To })
+	case StepRefresh, StepRebuild, StepDirect: // see modes
+		return true
+	case StepLeave:
+		return false
 	case StepRenew, StepLend, StepReturn, StepQuarantine, StepTest, StepPublish, StepUnknown:
 	}
 	return false
@@ -254,7 +270,9 @@ func (p *pass) execute(ctx context.Context, steps []Step) error {
 		err = p.prove(ctx, s)
 	case StepSwap:
 		err = p.swap(ctx, s)
-	case StepTest, StepPublish, StepUnknown:
+	case StepLeave:
+		err = p.move(ctx, steps)
+	case StepTest, StepPublish, StepRefresh, StepRebuild, StepDirect, StepUnknown:
 		err = fmt.Errorf("step %q is not for this pass", s.Kind)
 	}
 	if err == nil && len(p.in.Busy) == before {
@@ -299,7 +317,8 @@ func (p *pass) move(ctx context.Context, steps []Step) error {
 	var errs error
 	for _, s := range steps {
 		fig := map[string]float64{"move": ms(moved)}
-		if s.Kind == StepLend && s.From != "" && p.Config.Plane.FlushFlows {
+		leaves := s.Kind == StepLend || s.Kind == StepDirect || s.Kind == StepLeave
+		if leaves && s.From != "" && p.Config.Plane.FlushFlows {
 			n, err := p.Flows.Flush(ctx, p.Config, s.Class, s.From)
 			errs = errors.Join(errs, err)
 			fig["flows_deleted"] = float64(n)

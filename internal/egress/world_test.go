@@ -36,6 +36,7 @@ func testConfig(lanes int) Config {
 			HoldMin: 10 * time.Minute, HoldMax: 24 * time.Hour, HoldDecay: 6 * time.Hour, RetryAfter: 30 * time.Second,
 		},
 		Pool:  PoolConfig{MinRatio: 0.8},
+		Modes: ModesConfig{Threshold: 5, Window: 24 * time.Hour, Cooldown: 2 * time.Hour, RetryMin: 30 * time.Second, RetryMax: 10 * time.Minute},
 		Plane: PlaneConfig{ManageRules: true, MarkMask: 0xfff, ClassMask: 0xff000},
 	}
 	for i := 1; i <= lanes; i++ {

@@ -16,7 +16,7 @@ import (
 
 // Uplink counts what came out of the router towards the world, in packets, as the gateway
 // saw it. Every packet is in exactly one of Tunnel, Checks, Errors and Clear; neighbour
-// discovery is in none. Users and Marked look at the same packets in other ways.
+// discovery is in none. Users, Marked, List and Names look at the same packets in other ways.
 type Uplink struct {
 	Tunnel uint64 `json:"tunnel"` // UDP to endpoints
 	Checks uint64 `json:"checks"` // the router's own pings to the gateway and to uplink targets
@@ -24,11 +24,13 @@ type Uplink struct {
 	Clear  uint64 `json:"clear"`  // anything else: what must not be there
 	Users  uint64 `json:"users"`  // from users' own addresses
 	Marked uint64 `json:"marked"` // numbered packets of users' UDP flows outside any tunnel, whatever their address
+	List   uint64 `json:"list"`   // to the provider's site, outside any tunnel
+	Names  uint64 `json:"names"`  // questions to resolvers, outside any tunnel
 }
 
 // Sub is what came between an earlier reading and this one.
 func (u Uplink) Sub(was Uplink) Uplink {
-	return Uplink{u.Tunnel - was.Tunnel, u.Checks - was.Checks, u.Errors - was.Errors, u.Clear - was.Clear, u.Users - was.Users, u.Marked - was.Marked}
+	return Uplink{u.Tunnel - was.Tunnel, u.Checks - was.Checks, u.Errors - was.Errors, u.Clear - was.Clear, u.Users - was.Users, u.Marked - was.Marked, u.List - was.List, u.Names - was.Names}
 }
 
 const (
@@ -48,6 +50,8 @@ type counterRule struct {
 //	ip saddr 10.20.0.0/24 counter            users
 //	ip6 saddr fd20::/64 counter              users
 //	meta l4proto udp @th,64,64 MAGIC counter marked
+//	ip daddr 203.0.113.80 counter            list
+//	meta l4proto udp|tcp @th,16,16 53 counter names
 //	icmpv6 type 130-136, 143 accept          neighbour discovery and multicast groups
 //	ip daddr 198.18.0.0/15 udp dport 42000-42999 counter accept   tunnel
 //	ip saddr 192.0.2.2 ip daddr TARGET icmp type echo-request counter accept   checks (each target)
@@ -59,6 +63,9 @@ func counterRules() []counterRule {
 		{"users", inNet(prefix(LANNet4), false), false},
 		{"users", inNet(prefix(LANNet6), false), false},
 		{"marked", append(proto(unix.IPPROTO_UDP), equal(expr.PayloadBaseTransportHeader, 8, []byte(server.Magic))...), false},
+		{"list", inNet(prefix(List4+"/32"), true), false},
+		{"names", append(proto(unix.IPPROTO_UDP), equal(expr.PayloadBaseTransportHeader, 2, []byte{0, 53})...), false},
+		{"names", append(proto(unix.IPPROTO_TCP), equal(expr.PayloadBaseTransportHeader, 2, []byte{0, 53})...), false},
 		{"", append(proto(unix.IPPROTO_ICMPV6), between(130, 136)...), true},
 		{"", append(proto(unix.IPPROTO_ICMPV6), equal(expr.PayloadBaseTransportHeader, 0, []byte{143})...), true},
 		{"tunnel", join(
@@ -120,7 +127,7 @@ func (w *World) Uplink() (Uplink, error) {
 		return Uplink{}, fmt.Errorf("isp: counters: %w", err)
 	}
 	var u Uplink
-	fields := map[string]*uint64{"tunnel": &u.Tunnel, "checks": &u.Checks, "errors": &u.Errors, "clear": &u.Clear, "users": &u.Users, "marked": &u.Marked}
+	fields := map[string]*uint64{"tunnel": &u.Tunnel, "checks": &u.Checks, "errors": &u.Errors, "clear": &u.Clear, "users": &u.Users, "marked": &u.Marked, "list": &u.List, "names": &u.Names}
 	for _, r := range rules {
 		f := fields[strings.TrimRight(string(r.UserData), "\x00")]
 		for _, e := range r.Exprs {

@@ -98,7 +98,7 @@ func (w *World) base() Settings {
 	for _, l := range w.Lanes {
 		m := map[string]any{
 			"name": l.Name, "interface": l.Interface, "table": l.Table, "mark": l.Mark.String(),
-			"dscp": []string{l.DSCP.String()}, "driver": "wireguard", "nat": string(l.NAT),
+			"dscp": []string{l.DSCP.String()}, "driver": string(w.o.Driver), "nat": string(l.NAT),
 		}
 		if l.Pin != "" {
 			m["pin"] = l.Pin
@@ -120,6 +120,7 @@ func (w *World) base() Settings {
 		"egress.uplink.interface": WANInterface,
 		"egress.uplink.targets":   []string{Uplink4a, Uplink4b},
 		"egress.plane.inputs":     []string{LANInterface},
+		"egress.recovery.dir":     w.Strategies,
 	}
 	if w.o.Home > 0 {
 		s["egress.pool.home"] = []string{server.HomeCountry + "*"}
@@ -129,7 +130,7 @@ func (w *World) base() Settings {
 
 // files makes the folders, the profiles and the configuration.
 func (w *World) files() error {
-	for _, d := range []string{w.State, w.Sources, w.Logs, filepath.Join(w.Dir, "bin"), filepath.Join(w.Dir, "tmp")} {
+	for _, d := range []string{w.State, w.Sources, w.Strategies, w.Logs, filepath.Join(w.Dir, "bin"), filepath.Join(w.Dir, "tmp")} {
 		if err := os.MkdirAll(d, 0o750); err != nil {
 			return err
 		}

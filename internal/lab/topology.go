@@ -141,7 +141,7 @@ func (w *World) sites() []site {
 
 func serviceAddrs() []string {
 	var out []string
-	for _, a := range []string{Service4a, Service4b, Uplink4a, Uplink4b, server.Inside4} {
+	for _, a := range []string{Service4a, Service4b, Uplink4a, Uplink4b, List4, server.Inside4} {
 		out = append(out, "lo "+a+"/32")
 	}
 	for _, a := range []string{Service6a, Service6b, Uplink6a, Uplink6b, server.Inside6} {

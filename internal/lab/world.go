@@ -18,8 +18,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/lab/cage"
 	"github.com/shunt-net/shunt/internal/lab/server"
+	"github.com/shunt-net/shunt/internal/profile"
 )
 
 // WorldOptions shape a world. The zero value is five lanes, twelve live endpoints and no
@@ -41,6 +43,9 @@ type WorldOptions struct {
 	// LaneCommand is the argv (without the binary) that owns a lane's device in the
 	// foreground; nil = `lane run NAME`.
 	LaneCommand func(lane string) []string
+	Driver      egress.Driver                  // of all lanes; "" = wireguard
+	Speaks      func(i int) []profile.KeyValue // see server.Options
+	Says        func(i int) []profile.KeyValue //
 	// Settings differ from the world's usual configuration; see World.Configure.
 	Settings Settings
 }
@@ -51,12 +56,15 @@ type World struct {
 	Config  string // the router's shunt.yaml
 	State   string // its state_dir
 	Sources string // its folder of profiles
-	Logs    string // what background processes write
-	CA      string // certificate (PEM) of the TLS services
+	// Strategies is its folder of strategies.
+	Strategies string
+	Logs       string // what background processes write
+	CA         string // certificate (PEM) of the TLS services
 
 	LAN, Router, ISP, Provider *cage.Namespace
 
 	Far   *server.Provider
+	Site  *server.List // the provider's web site
 	Lanes []Lane
 
 	Took time.Duration // to build
@@ -77,7 +85,8 @@ func Build(ctx context.Context, o WorldOptions) (*World, error) {
 	w := &World{
 		Dir: o.Dir, Config: filepath.Join(o.Dir, "shunt.yaml"), State: filepath.Join(o.Dir, "state"),
 		Sources: filepath.Join(o.Dir, "sources"), Logs: filepath.Join(o.Dir, "log"), CA: filepath.Join(o.Dir, "ca.pem"),
-		Lanes: lanes(o.Lanes), o: o,
+		Strategies: filepath.Join(o.Dir, "strategies.d"),
+		Lanes:      lanes(o.Lanes), o: o,
 	}
 	if err := w.build(ctx); err != nil {
 		return nil, fmt.Errorf("lab: world: %w", errors.Join(err, w.Close()))
@@ -98,6 +107,9 @@ func (o WorldOptions) full() WorldOptions {
 	}
 	if o.LaneCommand == nil {
 		o.LaneCommand = func(lane string) []string { return []string{"lane", "run", lane} }
+	}
+	if o.Driver == egress.DriverUnknown {
+		o.Driver = egress.DriverWireGuard
 	}
 	o.IPv6 = o.IPv6 && hasIPv6()
 	return o
@@ -120,7 +132,7 @@ func (w *World) build(ctx context.Context) error {
 		return err
 	}
 	w.Far, err = server.Start(w.Provider, server.Options{
-		Endpoints: w.o.Endpoints, Seed: w.o.Seed, Keys: w.o.Keys, RTT: w.rtt, Dead: w.dead,
+		Endpoints: w.o.Endpoints, Seed: w.o.Seed, Keys: w.o.Keys, RTT: w.rtt, Dead: w.dead, Speaks: w.o.Speaks, Says: w.o.Says,
 		Home: func(i int) bool { return i >= w.o.Endpoints-w.o.Home },
 	})
 	if err != nil {
@@ -134,6 +146,10 @@ func (w *World) build(ctx context.Context) error {
 		addrs = append(addrs, netip.MustParseAddr(Service6a), netip.MustParseAddr(Service6b))
 	}
 	cert, err := w.Far.Serve(addrs, []string{ServerName, OtherServerName})
+	if err != nil {
+		return err
+	}
+	w.Site, err = w.Far.ServeList(netip.MustParseAddr(List4), netip.MustParseAddr(server.Inside4), ListName)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/profile"
 	"github.com/shunt-net/shunt/internal/run"
@@ -45,6 +46,9 @@ func (d *Devices) newJob(ctx context.Context, l egress.Lane, t target) (*job, er
 		return nil, err
 	}
 	j.next = j.file.merge(t.profile)
+	if !t.params.Plain() { // the tools forget that obfuscation takes room
+		j.next.MTU = t.params.Inside(j.next.MTU, DefaultMTU)
+	}
 	k, err := findLinkAddrs(l.Interface)
 	switch {
 	case errors.Is(err, ErrNoDevice):
@@ -54,12 +58,13 @@ func (d *Devices) newJob(ctx context.Context, l egress.Lane, t target) (*job, er
 	}
 	j.link = &k
 	// A device that is no plain WireGuard has no view: then the commands are trusted.
-	j.dev, err = d.readDevice(ctx, l.Interface)
+	var params amnezia.Params
+	j.dev, params, err = d.readDevice(ctx, l)
 	if err != nil && !errors.Is(err, ErrNoDevice) {
 		return nil, err
 	}
 	if j.dev != nil {
-		j.snap = snapshot{dev: j.dev, addrs: slices.Clone(k.addrs), mtu: k.mtu}
+		j.snap = snapshot{dev: j.dev, params: params, addrs: slices.Clone(k.addrs), mtu: k.mtu}
 	}
 	return j, nil
 }
@@ -80,9 +85,32 @@ func (j *job) sweep() {
 // content is the installed file of p.
 func (j *job) content(p profile.Profile) []byte {
 	if j.c.stripped {
-		return strip(p, nil, true)
+		return j.strip(p, nil, true)
 	}
 	return p.Format()
+}
+
+// strip is strip with the full set of parameters where the commands are AmneziaWG's:
+// those that a file leaves out stay as they are.
+func (j *job) strip(p profile.Profile, live *wgtypes.Device, withPeers bool) []byte {
+	out := strip(p, live, withPeers)
+	if !j.l.Carries(egress.NeedsAmneziaWG) {
+		return out
+	}
+	now, err := amnezia.FromProfile(p)
+	if err != nil {
+		return out // the operator's own file, which the tools refuse too
+	}
+	before := j.snap.params
+	if j.dev == nil {
+		before, _ = amnezia.FromProfile(j.file.own)
+	}
+	// Tools of an earlier generation refuse keys that they do not know.
+	lines, err := now.Conf(max(amnezia.V10, now.Version(), before.Version(), j.t.params.Version()))
+	if err != nil {
+		return out
+	}
+	return bytes.Replace(out, []byte("[Interface]\n"), []byte("[Interface]\n"+strings.Join(lines, "\n")+"\n"), 1)
 }
 
 // cycles says whether the lane has to go down and up. The shipped templates never do that
@@ -95,7 +123,7 @@ func (j *job) cycles(from string) bool {
 	case j.c.Template != "" || len(j.c.Up) == 0 || len(j.c.Down) == 0:
 		return false
 	case j.dev != nil:
-		return j.dev.PrivateKey != j.t.key || !j.link.holds(j.t.addresses)
+		return !speaks(j.snap.params, j.t.params) || j.dev.PrivateKey != j.t.key || !j.link.holds(j.t.addresses)
 	}
 	old, err := profile.ParseFile(from)
 	return err != nil || old.Identity(j.d.o.Salt) != j.t.profile.Identity(j.d.o.Salt)
@@ -169,7 +197,7 @@ func (j *job) cycle(ctx context.Context) error {
 		return err
 	}
 	if len(j.c.Up) == 0 {
-		return j.run(ctx, j.c.Apply, strip(j.next, nil, true))
+		return j.run(ctx, j.c.Apply, j.strip(j.next, nil, true))
 	}
 	return j.run(ctx, j.c.Up, nil)
 }
@@ -194,11 +222,11 @@ func (j *job) apply(ctx context.Context) error {
 		// (see replace).
 		bare := p
 		bare.PrivateKey = profile.Key(j.dev.PrivateKey)
-		if err := j.run(ctx, j.c.Apply, strip(bare, j.dev, false)); err != nil {
+		if err := j.run(ctx, j.c.Apply, j.strip(bare, j.dev, false)); err != nil {
 			return err
 		}
 	}
-	if err := j.run(ctx, j.c.Apply, strip(p, j.dev, true)); err != nil {
+	if err := j.run(ctx, j.c.Apply, j.strip(p, j.dev, true)); err != nil {
 		return err
 	}
 	if ours {
@@ -215,11 +243,12 @@ func (j *job) answered(ctx context.Context) error {
 	if _, err := findLink(j.l.Interface); err != nil {
 		return fmt.Errorf("after the commands: %w", err)
 	}
-	c, err := j.d.open(j.l.Interface)
+	c, err := j.d.open(j.l)
 	if err != nil {
 		return err
 	}
 	defer c.close()
+	c.want = j.t.params
 	now, err := c.read(ctx)
 	switch {
 	case errors.Is(err, ErrNoDevice) && j.dev == nil:
@@ -250,12 +279,12 @@ func (j *job) undoApply(ctx context.Context) error {
 	err := j.file.putBack(ctx)
 	var errRun error
 	if j.file.was {
-		errRun = j.run(ctx, j.c.Apply, strip(j.file.own, j.dev, true))
+		errRun = j.run(ctx, j.c.Apply, j.strip(j.file.own, j.dev, true))
 	}
 	if j.dev == nil {
 		return errors.Join(err, errRun)
 	}
-	c, errOpen := j.d.open(j.l.Interface)
+	c, errOpen := j.d.open(j.l)
 	if errOpen != nil {
 		return errors.Join(err, errOpen)
 	}
@@ -326,6 +355,7 @@ func (d *Devices) settleCommands(ctx context.Context, l egress.Lane, t target, r
 	differs := j.dev == nil && (stale || renew)
 	if j.dev != nil {
 		_, differs, _ = t.differences(j.dev, false)
+		differs = differs || !speaks(j.snap.params, t.params)
 	}
 	switch {
 	case j.link == nil, differs && j.cycles(j.file.path):
@@ -343,7 +373,7 @@ func (d *Devices) settleCommands(ctx context.Context, l egress.Lane, t target, r
 	}
 	// What the commands leave undone, and addresses and a renewal, are done directly where
 	// the device can be read.
-	err = d.settleDevice(ctx, l.Interface, t, renew)
+	err = d.settleDevice(ctx, l, t, renew)
 	if errors.Is(err, ErrNoDevice) && j.dev == nil {
 		return nil
 	}

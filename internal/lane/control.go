@@ -5,45 +5,105 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/shunt-net/shunt/internal/amnezia"
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
-// control is one open way to a WireGuard device, kernel or userspace.
+// control is one open way to a lane's device, kernel or userspace.
 type control struct {
-	name   string
-	client *wgctrl.Client
-	limit  time.Duration
-	stuck  bool // a call never came back; the client is left to it
+	name  string
+	way   way
+	limit time.Duration
+	stuck bool // a call never came back; the way is left to it
+
+	have amnezia.Params // obfuscation, as last read
+	want amnezia.Params // written whole with each set: nothing of an earlier one survives
+}
+
+// way reads and writes devices by name. A device that is not there is os.ErrNotExist.
+type way interface {
+	device(name string) (*wgtypes.Device, amnezia.Params, error)
+	configure(name string, cfg wgtypes.Config, p amnezia.Params) error
+	close()
 }
 
 // open finds the way to the device; it does not look whether the device exists.
-func (d *Devices) open(name string) (*control, error) {
+func (d *Devices) open(l egress.Lane) (*control, error) {
+	v := &control{name: l.Interface, limit: d.o.CallTimeout}
+	if l.Carries(egress.NeedsAmneziaWG) {
+		v.way = newAmneziaWay(l.Interface, d.o.CallTimeout)
+		return v, nil
+	}
 	c, err := wgctrl.New()
 	if err != nil {
-		return nil, fmt.Errorf("interface %s: wireguard control: %w", name, err)
+		return nil, fmt.Errorf("interface %s: wireguard control: %w", l.Interface, err)
 	}
-	return &control{name: name, client: c, limit: d.o.CallTimeout}, nil
+	v.way = plainWay{c}
+	return v, nil
 }
+
+// plainWay is for devices of WireGuard itself. What carries obfuscation never gets here.
+type plainWay struct{ c *wgctrl.Client }
+
+func (w plainWay) device(name string) (*wgtypes.Device, amnezia.Params, error) {
+	dev, err := w.c.Device(name)
+	return dev, amnezia.Params{}, err
+}
+
+func (w plainWay) configure(name string, cfg wgtypes.Config, _ amnezia.Params) error {
+	return w.c.ConfigureDevice(name, cfg)
+}
+
+func (w plainWay) close() { _ = w.c.Close() }
 
 func (v *control) close() {
 	if !v.stuck {
-		_ = v.client.Close()
+		v.way.close()
 	}
+}
+
+// obfuscated says whether the device speaks p, as far as devices of its generation can.
+func (v *control) obfuscated(p amnezia.Params) bool { return speaks(v.have, p) }
+
+func speaks(have, p amnezia.Params) bool {
+	if have.Same(p) {
+		return true
+	}
+	for _, g := range generations() {
+		lines, err := p.UAPI(g)
+		if err != nil {
+			break
+		}
+		if q, err := amnezia.ParseControl(strings.Join(lines, "\n") + "\n"); err == nil && q.Same(have) {
+			return true
+		}
+	}
+	return false
+}
+
+// generations are those that a device may be of, the newest first.
+func generations() []amnezia.Version {
+	return []amnezia.Version{amnezia.V31, amnezia.V30, amnezia.V20, amnezia.V15, amnezia.V10}
 }
 
 // read returns what the device holds, keys included.
 func (v *control) read(ctx context.Context) (*wgtypes.Device, error) {
 	var dev *wgtypes.Device
+	var have amnezia.Params
 	err := v.call(ctx, func() (err error) {
-		dev, err = v.client.Device(v.name)
+		dev, have, err = v.way.device(v.name)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+	v.have = have
 	return dev, nil
 }
 
@@ -54,7 +114,8 @@ func (v *control) set(ctx context.Context, cfg wgtypes.Config) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("interface %s: %w", v.name, err)
 	}
-	return v.call(context.WithoutCancel(ctx), func() error { return v.client.ConfigureDevice(v.name, cfg) })
+	want := v.want
+	return v.call(context.WithoutCancel(ctx), func() error { return v.way.configure(v.name, cfg, want) })
 }
 
 // call bounds one call: a stopped daemon accepts the connection and never answers, and

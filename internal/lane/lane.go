@@ -2,8 +2,8 @@
 // they carry without an interface flap, and settles them after a killed swap. The
 // device itself is a kernel interface, or belongs to a service of its own (Serve).
 //
-// Reads: the lane's interface (netlink), its WireGuard device (generic netlink or
-// /var/run/wireguard/NAME.sock), profiles. Writes: the same device; for the driver
+// Reads: the lane's interface (netlink), its device (generic netlink, or NAME.sock in
+// /var/run/wireguard or /var/run/amneziawg), profiles. Writes: the same device; for the driver
 // `commands` also the installed file, its saved copy and what the commands change.
 package lane
 
@@ -33,7 +33,7 @@ type Options struct {
 	CommandTimeout time.Duration // of one command where the lane says none (30s)
 }
 
-// Devices implements egress.Devices for the drivers `wireguard` and `commands`.
+// Devices implements egress.Devices for the drivers `wireguard`, `amneziawg` and `commands`.
 // Its methods act in the network and mount namespace of the process.
 type Devices struct{ o Options }
 
@@ -59,7 +59,7 @@ func (d *Devices) Observe(ctx context.Context, l egress.Lane) (egress.DeviceView
 	if err := known(l); err != nil {
 		return egress.DeviceView{}, err
 	}
-	v := d.observe(ctx, l.Interface)
+	v := d.observe(ctx, l)
 	if err := ctx.Err(); err != nil {
 		return egress.DeviceView{}, fmt.Errorf("lane %s: observe: %w", l.Name, err)
 	}
@@ -77,7 +77,7 @@ func (d *Devices) Swap(ctx context.Context, l egress.Lane, from, to string) (egr
 	if err := known(l); err != nil {
 		return egress.SwapReport{}, err
 	}
-	t, err := load(to)
+	t, err := load(to, l)
 	if err != nil {
 		return egress.SwapReport{}, fmt.Errorf("lane %s: %w", l.Name, err)
 	}
@@ -86,7 +86,7 @@ func (d *Devices) Swap(ctx context.Context, l egress.Lane, from, to string) (egr
 	if l.Driver == egress.DriverCommands {
 		r, err = d.swapCommands(ctx, l, from, t)
 	} else {
-		r, err = d.swapDevice(ctx, l.Interface, t)
+		r, err = d.swapDevice(ctx, l, t)
 	}
 	r.Took = d.o.Now().Sub(start)
 	if err != nil {
@@ -102,14 +102,14 @@ func (d *Devices) Settle(ctx context.Context, l egress.Lane, path string, renew 
 	if err := known(l); err != nil {
 		return err
 	}
-	t, err := load(path)
+	t, err := load(path, l)
 	if err != nil {
 		return fmt.Errorf("lane %s: %w", l.Name, err)
 	}
 	if l.Driver == egress.DriverCommands {
 		err = d.settleCommands(ctx, l, t, renew)
 	} else {
-		err = d.settleDevice(ctx, l.Interface, t, renew)
+		err = d.settleDevice(ctx, l, t, renew)
 	}
 	if err != nil {
 		return fmt.Errorf("lane %s: settle: %w", l.Name, err)
@@ -119,7 +119,7 @@ func (d *Devices) Settle(ctx context.Context, l egress.Lane, path string, renew 
 
 func known(l egress.Lane) error {
 	switch l.Driver {
-	case egress.DriverWireGuard, egress.DriverCommands:
+	case egress.DriverWireGuard, egress.DriverCommands, egress.DriverAmneziaWG:
 		return nil
 	case egress.DriverUnknown:
 	}

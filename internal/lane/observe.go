@@ -7,17 +7,18 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // observe reads what there is; what cannot be read is told in Error.
-func (d *Devices) observe(ctx context.Context, name string) egress.DeviceView {
-	k, err := findLink(name)
+func (d *Devices) observe(ctx context.Context, l egress.Lane) egress.DeviceView {
+	k, err := findLink(l.Interface)
 	if err != nil {
 		return egress.DeviceView{Error: err.Error()}
 	}
 	v := egress.DeviceView{Present: true, Up: k.up, MTU: k.mtu}
-	dev, err := d.readDevice(ctx, name)
+	dev, _, err := d.readDevice(ctx, l)
 	if err != nil {
 		v.Error = err.Error()
 		return v
@@ -36,12 +37,13 @@ func (d *Devices) observe(ctx context.Context, name string) egress.DeviceView {
 	return v
 }
 
-// readDevice reads a device once.
-func (d *Devices) readDevice(ctx context.Context, name string) (*wgtypes.Device, error) {
-	c, err := d.open(name)
+// readDevice reads a device, and its obfuscation, once.
+func (d *Devices) readDevice(ctx context.Context, l egress.Lane) (*wgtypes.Device, amnezia.Params, error) {
+	c, err := d.open(l)
 	if err != nil {
-		return nil, err
+		return nil, amnezia.Params{}, err
 	}
 	defer c.close()
-	return c.read(ctx)
+	dev, err := c.read(ctx)
+	return dev, c.have, err
 }

@@ -13,6 +13,9 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/ipc"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/shunt-net/shunt/internal/amnezia"
+	"github.com/shunt-net/shunt/internal/egress"
 )
 
 // DefaultMTU of a lane whose profile says none, bytes: 1500 less IPv6, UDP and WireGuard.
@@ -26,6 +29,7 @@ type ServeOptions struct {
 	Interface  string
 	ConfigPath string           // profile to begin with; "" or a missing file = an empty device
 	MTU        int              // bytes, where the profile says none; 0 = DefaultMTU
+	AmneziaWG  bool             // the device can be given AmneziaWG's parameters
 	Fwmark     uint32           // of the encrypted packets; 0 = none
 	Now        func() time.Time // clock
 	Ready      func()           // called once the device takes packets and its socket answers; may be nil
@@ -55,12 +59,20 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	if err != nil {
 		return fmt.Errorf("lane service %s: tun: %w", o.Interface, err)
 	}
-	dev := device.NewDevice(td, newDelay(newBind(), o.Delay), &device.Logger{
+	bind, hidden := newDelay(newBind(), o.Delay), (*amnezia.Bind)(nil)
+	if o.AmneziaWG {
+		if hidden, err = amnezia.Wrap(bind, amnezia.Params{}, amnezia.Options{Now: o.Now}); err != nil {
+			_ = td.Close()
+			return fmt.Errorf("lane service %s: %w", o.Interface, err)
+		}
+		bind = hidden
+	}
+	dev := device.NewDevice(td, bind, &device.Logger{
 		Verbosef: device.DiscardLogf,
 		Errorf:   func(f string, a ...any) { o.Logf("lane service "+o.Interface+": "+f, a...) },
 	})
 	defer dev.Close()
-	if err := serve(ctx, o, dev); err != nil {
+	if err := serve(ctx, o, dev, hidden); err != nil {
 		return fmt.Errorf("lane service %s: %w", o.Interface, err)
 	}
 	return nil
@@ -80,7 +92,7 @@ func unserved(ctx context.Context, name string) error {
 	return fmt.Errorf("a live process serves it already (%s/%s.sock)", socketDir, name)
 }
 
-func serve(ctx context.Context, o ServeOptions, dev *device.Device) error {
+func serve(ctx context.Context, o ServeOptions, dev *device.Device, hidden *amnezia.Bind) error {
 	if o.Fwmark != 0 {
 		if err := dev.IpcSet(fmt.Sprintf("fwmark=%d\n", o.Fwmark)); err != nil {
 			return fmt.Errorf("fwmark: %w", err)
@@ -97,7 +109,11 @@ func serve(ctx context.Context, o ServeOptions, dev *device.Device) error {
 	}
 	defer l.Close()
 	broken := make(chan error, 1)
-	go accept(l, dev, broken)
+	handle := dev.IpcHandle
+	if hidden != nil {
+		handle = (&front{device: dev, codec: hidden.Codec}).handle
+	}
+	go accept(l, handle, broken)
 	if err := begin(ctx, o, dev); err != nil {
 		return err
 	}
@@ -114,14 +130,14 @@ func serve(ctx context.Context, o ServeOptions, dev *device.Device) error {
 	}
 }
 
-func accept(l net.Listener, dev *device.Device, broken chan<- error) {
+func accept(l net.Listener, handle func(net.Conn), broken chan<- error) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			broken <- err
 			return
 		}
-		go dev.IpcHandle(c)
+		go handle(c)
 	}
 }
 
@@ -143,9 +159,13 @@ func begin(ctx context.Context, o ServeOptions, dev *device.Device) error {
 	if _, err := os.Stat(o.ConfigPath); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	t, err := load(o.ConfigPath)
+	l := egress.Lane{Name: o.Interface, Interface: o.Interface, Driver: egress.DriverWireGuard}
+	if o.AmneziaWG {
+		l.Driver = egress.DriverAmneziaWG
+	}
+	t, err := load(o.ConfigPath, l)
 	if err == nil {
-		err = New(Options{Now: o.Now}).settleDevice(ctx, o.Interface, t, false)
+		err = New(Options{Now: o.Now}).settleDevice(ctx, l, t, false)
 	}
 	if err != nil {
 		o.Logf("lane service %s: begins empty: %v", o.Interface, err)

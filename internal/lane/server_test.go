@@ -26,10 +26,13 @@ type server struct {
 }
 
 func newServer(tb testing.TB, name string, delayed time.Duration) *server {
+	return newServerBehind(tb, name, newDelay(conn.NewDefaultBind(), delayed))
+}
+
+func newServerBehind(tb testing.TB, name string, bind conn.Bind) *server {
 	tb.Helper()
 	s := &server{name: name, key: testKey(name)}
-	s.dev = wgdevice.NewDevice(newEcho(name[len(name)-1]), newDelay(conn.NewDefaultBind(), delayed),
-		wgdevice.NewLogger(wgdevice.LogLevelSilent, ""))
+	s.dev = wgdevice.NewDevice(newEcho(name[len(name)-1]), bind, wgdevice.NewLogger(wgdevice.LogLevelSilent, ""))
 	tb.Cleanup(s.dev.Close)
 	s.set(tb, "private_key=%s\nlisten_port=0\n", s.key.Hex())
 	if err := s.dev.Up(); err != nil {

@@ -5,16 +5,17 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/run"
 )
 
 // settleDevice makes the interface and its device hold exactly t.
-func (d *Devices) settleDevice(ctx context.Context, name string, t target, renew bool) error {
-	k, err := findLinkAddrs(name)
+func (d *Devices) settleDevice(ctx context.Context, l egress.Lane, t target, renew bool) error {
+	k, err := findLinkAddrs(l.Interface)
 	if err != nil {
 		return err
 	}
-	c, err := d.open(name)
+	c, err := d.open(l)
 	if err != nil {
 		return err
 	}
@@ -27,6 +28,7 @@ func (d *Devices) settleDevice(ctx context.Context, name string, t target, renew
 }
 
 func (d *Devices) settle(ctx context.Context, c *control, k *link, dev *wgtypes.Device, t target, renew bool) error {
+	c.want = t.params
 	addrs := wanted(t.addresses)
 	if err := k.addAddrs(ctx, addrs); err != nil {
 		return err
@@ -36,7 +38,8 @@ func (d *Devices) settle(ctx context.Context, c *control, k *link, dev *wgtypes.
 	if err := k.setMTU(ctx, t.mtu); err != nil {
 		return err
 	}
-	cfg, differs, fresh := t.differences(dev, renew)
+	// A session that began with other obfuscation is none with this.
+	cfg, differs, fresh := t.differences(dev, renew || !c.obfuscated(t.params))
 	if differs {
 		if err := c.set(ctx, cfg); err != nil {
 			return err

@@ -9,14 +9,16 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/run"
 )
 
 // snapshot is a lane as it was found: what a failed swap puts back.
 type snapshot struct {
-	dev   *wgtypes.Device
-	addrs []netlink.Addr
-	mtu   int
+	dev    *wgtypes.Device
+	params amnezia.Params // obfuscation
+	addrs  []netlink.Addr
+	mtu    int
 }
 
 // peers are the peers as they were, ready to be set.
@@ -74,7 +76,8 @@ func (s snapshot) restorePeers(ctx context.Context, c *control) error {
 	if err != nil {
 		return err
 	}
-	if s.same(now) {
+	c.want = s.params
+	if s.same(now) && c.have.Same(s.params) {
 		return nil
 	}
 	key := s.dev.PrivateKey
@@ -89,7 +92,7 @@ func (s snapshot) restorePeers(ctx context.Context, c *control) error {
 	if now, err = c.read(ctx); err != nil {
 		return err
 	}
-	if !s.same(now) {
+	if !s.same(now) || !c.obfuscated(s.params) {
 		return fmt.Errorf("interface %s: the device does not hold what was put back", c.name)
 	}
 	return nil

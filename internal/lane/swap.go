@@ -26,12 +26,12 @@ const pollEvery = 5 * time.Millisecond
 var errSilent = errors.New("no answer")
 
 // swapDevice makes the WireGuard device carry t.
-func (d *Devices) swapDevice(ctx context.Context, name string, t target) (egress.SwapReport, error) {
-	k, err := findLinkAddrs(name)
+func (d *Devices) swapDevice(ctx context.Context, l egress.Lane, t target) (egress.SwapReport, error) {
+	k, err := findLinkAddrs(l.Interface)
 	if err != nil {
 		return egress.SwapReport{}, err
 	}
-	c, err := d.open(name)
+	c, err := d.open(l)
 	if err != nil {
 		return egress.SwapReport{}, err
 	}
@@ -43,8 +43,10 @@ func (d *Devices) swapDevice(ctx context.Context, name string, t target) (egress
 	if err := k.setUp(ctx); err != nil {
 		return egress.SwapReport{}, err
 	}
-	snap := snapshot{dev: dev, addrs: slices.Clone(k.addrs), mtu: k.mtu}
-	if dev.PrivateKey == t.key && k.holds(t.addresses) && !carries(dev, t.server) {
+	snap := snapshot{dev: dev, params: c.have, addrs: slices.Clone(k.addrs), mtu: k.mtu}
+	c.want = t.params
+	// Obfuscation is the interface's: two peers with different ones cannot be up at once.
+	if c.obfuscated(t.params) && dev.PrivateKey == t.key && k.holds(t.addresses) && !carries(dev, t.server) {
 		return d.makeBeforeBreak(ctx, c, &k, snap, t)
 	}
 	return d.inPlace(ctx, c, &k, snap, t)
@@ -159,7 +161,7 @@ func (d *Devices) verify(ctx context.Context, c *control, t target) error {
 			now.Peers[i].Endpoint = t.full().Endpoint // it may roam
 		}
 	}
-	if _, differs, _ := t.differences(now, false); differs {
+	if _, differs, _ := t.differences(now, false); differs || !c.obfuscated(t.params) {
 		return fmt.Errorf("interface %s: changed by someone else meanwhile", c.name)
 	}
 	return nil

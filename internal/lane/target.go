@@ -10,6 +10,8 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
+	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/profile"
 )
 
@@ -28,17 +30,19 @@ type target struct {
 	allowed   []netip.Prefix // masked, sorted, unique
 	addresses []netip.Prefix // as written, unique
 	keepalive time.Duration
-	mtu       int // 0 = whatever the device has
-	port      int // 0 = whatever the device has
+	params    amnezia.Params // obfuscation; zero = WireGuard itself
+	mtu       int            // 0 = whatever the device has
+	port      int            // 0 = whatever the device has
 }
 
-// load reads and validates the profile at path completely: what it returns can be set.
-func load(path string) (target, error) {
+// load reads and validates the profile at path completely, for that lane: what it returns
+// can be set.
+func load(path string, l egress.Lane) (target, error) {
 	p, err := profile.ParseFile(path)
 	if err != nil {
 		return target{}, err
 	}
-	t, err := newTarget(p)
+	t, err := newTarget(p, l)
 	if err != nil {
 		return target{}, fmt.Errorf("profile %s: %w", path, err)
 	}
@@ -46,12 +50,20 @@ func load(path string) (target, error) {
 	return t, nil
 }
 
-func newTarget(p profile.Profile) (target, error) {
-	if p.Obfuscated() {
-		return target{}, errors.New("amneziawg profile: no driver for it yet")
+func newTarget(p profile.Profile, l egress.Lane) (target, error) {
+	if p.Obfuscated() && !l.Carries(egress.NeedsAmneziaWG) {
+		return target{}, fmt.Errorf("amneziawg profile: the lane's driver %q cannot carry it", l.Driver)
 	}
 	if err := p.Check(); err != nil {
 		return target{}, err
+	}
+	params, err := amnezia.FromProfile(p)
+	if err != nil {
+		return target{}, err
+	}
+	mtu := p.MTU
+	if !params.Plain() || l.Driver == egress.DriverAmneziaWG { // a plain one follows one with a smaller MTU
+		mtu = params.Inside(p.MTU, DefaultMTU)
 	}
 	peer := p.Peers[0]
 	ep, err := p.EndpointAddr()
@@ -60,7 +72,7 @@ func newTarget(p profile.Profile) (target, error) {
 	}
 	t := target{
 		profile: p, key: clamped(p.PrivateKey), server: wgtypes.Key(peer.PublicKey), preshared: wgtypes.Key(peer.PresharedKey),
-		endpoint: netip.AddrPortFrom(ep.Addr().Unmap(), ep.Port()), keepalive: peer.Keepalive, mtu: p.MTU, port: p.ListenPort,
+		endpoint: netip.AddrPortFrom(ep.Addr().Unmap(), ep.Port()), keepalive: peer.Keepalive, mtu: mtu, params: params, port: p.ListenPort,
 		allowed: masked(peer.AllowedIPs), addresses: unique(p.Addresses),
 	}
 	has6 := slices.ContainsFunc(t.addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })

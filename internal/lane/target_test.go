@@ -34,7 +34,7 @@ func TestProfilesThatNoLaneCanCarry(t *testing.T) {
 		{"no allowed prefixes", "AllowedIPs = 0.0.0.0/0, ::/0\n", "", "carries nothing"},
 		{"two peers", "[Peer]", "[Peer]\nPublicKey = " + testKey("second").Base64() + "\n[Peer]", "2 peers"},
 		{"own key as the server's", good.server.Public().Base64(), testKey("client").Public().Base64(), "own"},
-		{"obfuscated", "[Peer]", "Jc = 4\nJmin = 40\nJmax = 70\n[Peer]", "no driver"},
+		{"obfuscated", "[Peer]", "Jc = 4\nJmin = 40\nJmax = 70\n[Peer]", `driver "wireguard" cannot carry it`},
 		{"mtu too small for anything", "[Peer]", "MTU = 500\n[Peer]", "want 576 to 65535"},
 		{"mtu too small for its v6 address", "10.66.0.2/32", "10.66.0.2/32, fd00::2/128\nMTU = 1279", "below 1280"},
 		{"unknown key", "[Peer]", "Banana = 4\n[Peer]", "Banana"},
@@ -44,7 +44,7 @@ func TestProfilesThatNoLaneCanCarry(t *testing.T) {
 			if err := os.WriteFile(path, []byte(strings.Replace(text, tc.old, tc.new, 1)), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_, err := load(path)
+			_, err := load(path, egress.Lane{Driver: egress.DriverWireGuard})
 			if tc.want == "" {
 				if err != nil {
 					t.Error(err)

@@ -10,6 +10,7 @@ import (
 // The shipped templates of driver commands.
 const (
 	TemplateWGQuick  = "wg-quick"
+	TemplateAWGQuick = "awg-quick"
 	TemplateIfupdown = "ifupdown"
 )
 
@@ -35,13 +36,18 @@ func template(name string) (commands, error) {
 			Template: name, Installed: installed, Apply: sync,
 			Up: []string{"wg-quick", "up", "{interface}"}, Down: []string{"wg-quick", "down", "{interface}"},
 		}}, nil
+	case TemplateAWGQuick:
+		return commands{Commands: egress.Commands{
+			Template: name, Installed: "/etc/amnezia/amneziawg/{interface}.conf", Apply: []string{"awg", "syncconf", "{interface}", "{stripped}"},
+			Up: []string{"awg-quick", "up", "{interface}"}, Down: []string{"awg-quick", "down", "{interface}"},
+		}}, nil
 	case TemplateIfupdown:
 		return commands{stripped: true, Commands: egress.Commands{
 			Template: name, Installed: installed, Apply: sync,
 			Up: []string{"ifup", "{interface}"}, Down: []string{"ifdown", "{interface}"},
 		}}, nil
 	}
-	return commands{}, fmt.Errorf("unknown template %q, want %s or %s", name, TemplateIfupdown, TemplateWGQuick)
+	return commands{}, fmt.Errorf("unknown template %q, want %s, %s or %s", name, TemplateAWGQuick, TemplateIfupdown, TemplateWGQuick)
 }
 
 // Resolve returns the commands of a lane: its own, and those of its template where it

@@ -15,7 +15,8 @@ func prerouting(c egress.Config) chain {
 		"ip6 daddr @bypass6 return",
 	}
 	rules = append(rules, keepLanes(c)...)
-	rules = append(rules, hasMark("ct", c.Plane.ClassMask, c.Plane.ClassMask)+" return")
+	// A flow that goes direct, or was opened from outside by an uplink, stays what it is.
+	rules = append(rules, fmt.Sprintf("ct mark & 0x%08x != 0x00000000 return", uint32(c.Plane.ClassMask)))
 	rules = append(rules, "fib daddr type { local, broadcast, anycast, multicast } return", "meta nfproto ipv6 goto users6")
 	for _, l := range c.Lanes {
 		rules = append(rules, fmt.Sprintf("ip dscp @to_%d goto lane_%d", l.Table, l.Table))
@@ -40,7 +41,7 @@ func users6(c egress.Config) chain {
 func guard6(c egress.Config) chain {
 	rules := notOfClass6(c)
 	rules = append(rules, nameClass6(c)...)
-	rules = append(rules, fmt.Sprintf("meta mark & 0x%08x @to6_direct goto clear6", uint32(c.Plane.MarkMask)))
+	rules = append(rules, fmt.Sprintf("meta mark & 0x%08x @to6_direct goto direct6", uint32(c.Plane.MarkMask)))
 	for _, l := range c.Lanes {
 		if len(l.DSCP) > 0 {
 			rules = append(rules, hasMark("meta", c.Plane.MarkMask, l.Mark)+fmt.Sprintf(" counter drop comment \"leak guard: class of %s\"", l.Name))
@@ -103,7 +104,7 @@ func forward(c egress.Config, f Facts) chain {
 			hasMark("ct", c.Plane.ClassMask, c.Plane.ClassMask)+" return",
 			"ip daddr @bypass4 return",
 			"ip6 daddr @bypass6 return",
-			"ip dscp @to_direct return")
+			"ip dscp @to_direct goto class")
 		for _, l := range c.Lanes {
 			rules = append(rules, fmt.Sprintf("ip dscp @class_%d counter drop comment \"leak guard: class of %s\"", l.Table, l.Name))
 		}

@@ -17,7 +17,7 @@ const flushTries = 5
 // Flush deletes the conntrack entries of a home lane's class ("" = every class, and what came
 // in by the lane) on a lane, IPv4 and IPv6, and returns how many there were. The kernel picks
 // them by the bits of their mark; entries of other classes, of other lanes and of no lane are
-// not touched. Afterwards none of the class is left, or it is an error. Move the class first: a
+// not touched. Lane Direct is flows of the class that went direct. Afterwards none of the class is left, or it is an error. Move the class first: a
 // flow that still has its old way is there again with its next packet. With class "" the users
 // stay on the lane, which has a new endpoint: what was there is gone, and busy flows are there
 // anew at once, by the new path.
@@ -30,6 +30,9 @@ func (p *Plane) Flush(ctx context.Context, c egress.Config, class, lane string) 
 		return 0, err
 	}
 	l, ok := c.Lane(lane)
+	if lane == Direct && class != "" { // its flows have a class and no lane
+		l, ok = egress.Lane{}, true
+	}
 	if !ok {
 		return 0, fmt.Errorf("flows on %q: no such lane", lane)
 	}

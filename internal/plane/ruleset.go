@@ -193,7 +193,7 @@ func build(c egress.Config, f Facts) ruleset {
 		r.chains = append(r.chains, leave(c, l))
 	}
 	if c.Plane.LeakGuard {
-		r.chains = append(r.chains, guard6(c), chain{name: "clear6", rules: []string{clearMark(c)}})
+		r.chains = append(r.chains, guard6(c), chain{name: "direct6", rules: []string{clearMark(c), "jump class", "accept"}})
 	}
 	return ruleset{sets: r.sets, chains: append(r.chains, classChain(c), postrouting(c))}
 }

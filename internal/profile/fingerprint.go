@@ -15,8 +15,11 @@ type Description struct {
 	Pair     string // see Profile.Pair
 	Identity string // see Profile.Identity
 	MTU      int    // bytes; 0 = not said
+	Needs    string // what the device must speak: amneziawg; "" = plain WireGuard
 	Reason   string // why no lane can carry it; "" = one can
 }
+
+const needsAmneziaWG = "amneziawg"
 
 // Describe reads the profile at path. A file that cannot be read or parsed is an
 // error; one that parses and still fits no lane has a Reason.
@@ -33,8 +36,9 @@ func (p Profile) Describe(salt []byte) Description {
 	d := Description{Endpoint: p.Endpoint(), Pair: p.Pair(salt), Identity: p.Identity(salt), MTU: p.MTU}
 	if err := p.Check(); err != nil {
 		d.Reason = err.Error()
-	} else if p.Obfuscated() {
-		d.Reason = "amneziawg profile: no driver for it yet"
+	}
+	if p.Obfuscated() {
+		d.Needs = needsAmneziaWG
 	}
 	return d
 }

@@ -31,7 +31,7 @@ const (
 type Listing struct {
 	Entries []Entry   // in the order of the sources; unique by endpoint and by key pair
 	Skipped []Skipped // files that were not taken
-	Failed  []error   // one per source that yielded nothing, naming it
+	Failed  []error   // an *egress.SourceError for each source that yielded nothing
 }
 
 // Entry is one usable profile.
@@ -76,7 +76,7 @@ func Fetch(ctx context.Context, sources []egress.Source, workdir string, opts Op
 		}
 		b := sh.begin(src)
 		if err := b.fetch(ctx, src, opts); err != nil {
-			sh.list.Failed = append(sh.list.Failed, fmt.Errorf("source %s: %w", printable(src.Name), err))
+			sh.list.Failed = append(sh.list.Failed, &egress.SourceError{Source: printable(src.Name), Err: err})
 		}
 	}
 	switch {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/conn"
+
+	"github.com/shunt-net/shunt/internal/amnezia"
 )
 
 // port is the conn.Bind of one device on the shared socket. Its batches are of one
@@ -19,6 +21,9 @@ type port struct {
 	// to a new session only when the first of them arrives, so a handshake alone does
 	// not disturb a session that somebody else has with the same key.
 	quiet bool
+	// long is a tunnel that is used and not measured: much may wait for it, and it keeps
+	// no times of what it sends.
+	long bool
 
 	mu     sync.Mutex
 	routes map[string]*route // by the name that stands for it in the device's configuration
@@ -33,19 +38,21 @@ type datagram struct {
 }
 
 // How many received datagrams wait for a device before they are dropped: one of a
-// single server, and one that many servers answer.
+// single server, one that many servers answer, and one that carries a download.
 const (
 	pendingOne  = 32
 	pendingMany = 256
+	pendingLong = 512
 )
 
 func newPort(s *socket, quiet bool) *port {
 	return &port{sock: s, quiet: quiet, routes: map[string]*route{}}
 }
 
-// add makes name stand for dst in `endpoint=` lines of the device.
-func (p *port) add(name string, dst netip.AddrPort) *route {
-	r := &route{dst: dst, port: p, up: make(chan time.Duration, 1), cookie: make(chan struct{}, 1)}
+// add makes name stand for dst in `endpoint=` lines of the device. codec is what the
+// server speaks; nil = WireGuard itself.
+func (p *port) add(name string, dst netip.AddrPort, codec *amnezia.Codec) *route {
+	r := &route{dst: dst, port: p, codec: codec, up: make(chan time.Duration, 1), cookie: make(chan struct{}, 1)}
 	p.mu.Lock()
 	p.routes[name] = r
 	p.mu.Unlock()
@@ -87,8 +94,11 @@ func (p *port) Open(uint16) ([]conn.ReceiveFunc, uint16, error) {
 		return nil, 0, conn.ErrBindAlreadyOpen
 	}
 	pending := pendingOne
-	if p.quiet {
+	switch {
+	case p.quiet:
 		pending = pendingMany
+	case p.long:
+		pending = pendingLong
 	}
 	in, closed := make(chan datagram, pending), make(chan struct{})
 	p.in, p.closed = in, closed
@@ -158,11 +168,32 @@ func (p *port) Send(bufs [][]byte, ep conn.Endpoint) error {
 			if p.quiet {
 				continue
 			}
-			if len(b) > keepaliveSize {
+			if len(b) > keepaliveSize && !p.long {
 				r.sending(time.Now()) //nolint:forbidigo // measures a duration
 			}
 		}
-		if err := p.sock.write(b, r.dst); err != nil {
+		if err := p.transmit(b, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// transmit sends one message of the device, and what has to go ahead of it.
+func (p *port) transmit(b []byte, r *route) error {
+	if r.codec == nil {
+		return p.sock.write(b, r.dst)
+	}
+	first := b[0]
+	out, err := r.codec.Encode(nil, b, r)
+	if err != nil {
+		return err
+	}
+	for i, d := range out {
+		if i == len(out)-1 && first == typeInitiation { // what went ahead takes its time
+			r.initiating(time.Now()) //nolint:forbidigo // measures a duration
+		}
+		if err := p.sock.write(d, r.dst); err != nil {
 			return err
 		}
 	}
@@ -174,6 +205,8 @@ func (p *port) Send(bufs [][]byte, ep conn.Endpoint) error {
 type route struct {
 	dst  netip.AddrPort
 	port *port
+	// codec is what the server speaks instead of WireGuard; nil = nothing else.
+	codec *amnezia.Codec
 
 	index uint32 // guarded by the socket's lock, like known
 	known bool

@@ -26,6 +26,7 @@ type box struct {
 // kind is what cannot be changed of a device.
 type kind struct {
 	quiet bool // see port
+	long  bool // see port
 	mtu   int  // bytes
 }
 
@@ -48,6 +49,7 @@ func (f *shelf) take(k kind, private profile.Key) (*box, error) {
 	f.mu.Unlock()
 	if b == nil {
 		b = &box{kind: k, port: newPort(f.sock, k.quiet)}
+		b.port.long = k.long
 		b.tun = newEchoTUN(k.mtu, b.receive)
 		b.device = device.NewDevice(b.tun, b.port, &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf})
 	}
@@ -85,7 +87,11 @@ func (b *box) receive(ip []byte) {
 // add makes the subject's server a peer that is reached by the route of that name; more
 // is lines of the device's configuration.
 func (b *box) add(s *subject, name, more string) (*device.Peer, *route, error) {
-	r := b.port.add(name, s.endpoint)
+	codec, err := s.codec()
+	if err != nil {
+		return nil, nil, err
+	}
+	r := b.port.add(name, s.endpoint, codec)
 	var conf strings.Builder
 	fmt.Fprintf(&conf, "public_key=%s\nendpoint=%s\n", s.public.Hex(), name)
 	if !s.preshared.IsZero() {

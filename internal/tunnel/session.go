@@ -47,8 +47,10 @@ type reply struct {
 const serverName = "server"
 
 // open makes the tunnel. Nothing is sent yet.
-func (r *round) open(s *subject) (*session, error) {
-	b, err := r.shelf.take(kind{mtu: s.mtu}, s.private)
+func (r *round) open(s *subject) (*session, error) { return r.openAs(kind{mtu: s.mtu}, s) }
+
+func (r *round) openAs(k kind, s *subject) (*session, error) {
+	b, err := r.shelf.take(k, s.private)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +88,7 @@ func (t *session) send(ip []byte) {
 
 // receive gets what comes out of the tunnel.
 func (t *session) receive(ip []byte) {
-	if s := t.stack.Load(); s != nil && tcp.Segment(ip) {
+	if s := t.stack.Load(); s != nil && tcp.Packet(ip) {
 		s.Receive(ip)
 		return
 	}
@@ -111,7 +113,10 @@ func (r *round) through(ctx context.Context, s *subject, res *egress.TestResult,
 		return ReasonUnsupported + ": " + err.Error()
 	}
 	defer r.close(ctx, t)
-	took := r.handshake(ctx, t.peer, t.route)
+	took := r.handshake(ctx, t.peer, t.route, r.c.HandshakeTimeout)
+	if took == 0 && r.answersPlain(ctx, t.peer, t.route) {
+		return ReasonPlain
+	}
 	if took == 0 {
 		return ReasonNoHandshake
 	}

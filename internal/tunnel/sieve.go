@@ -9,6 +9,7 @@ import (
 	"golang.org/x/time/rate"
 	"golang.zx2c4.com/wireguard/device"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/profile"
 )
 
@@ -90,15 +91,35 @@ func (r *round) sift(ctx context.Context, s *subject) (took time.Duration, initi
 		return 0, time.Time{}, err
 	}
 	defer d.remove(s, name)
-	took = r.handshake(ctx, peer, rt)
+	took = r.handshake(ctx, peer, rt, r.c.HandshakeTimeout)
+	if took == 0 && r.answersPlain(ctx, peer, rt) {
+		return 0, rt.initiatedAt(), amnezia.ErrPlainPeer
+	}
 	return took, rt.initiatedAt(), nil
+}
+
+// plainWait bounds the one try in plain WireGuard.
+const plainWait = 500 * time.Millisecond
+
+// answersPlain tells whether a server that kept silent in AmneziaWG answers WireGuard
+// itself: then the profile is wrong for it, and not the way to it. One initiation is all
+// that is sent without obfuscation.
+func (r *round) answersPlain(ctx context.Context, p *device.Peer, rt *route) bool {
+	if rt.codec == nil || ctx.Err() != nil {
+		return false
+	}
+	if err := rt.codec.SetParams(amnezia.Params{}); err != nil {
+		return false
+	}
+	p.ExpireCurrentKeypairs()
+	return r.handshake(ctx, p, rt, min(plainWait, r.c.HandshakeTimeout)) > 0
 }
 
 // handshake begins a handshake and repeats it until it is done, the time is up or ctx
 // ends; it returns the round trip of the try that worked, 0 = none did.
-func (r *round) handshake(ctx context.Context, p *device.Peer, rt *route) time.Duration {
-	interval := min(retryAfter, max(r.c.HandshakeTimeout/2, sameKeyGap))
-	end := time.NewTimer(r.c.HandshakeTimeout)
+func (r *round) handshake(ctx context.Context, p *device.Peer, rt *route, timeout time.Duration) time.Duration {
+	interval := min(retryAfter, max(timeout/2, sameKeyGap))
+	end := time.NewTimer(timeout)
 	defer end.Stop()
 	again := time.NewTimer(interval)
 	defer again.Stop()

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
@@ -41,6 +43,9 @@ type socket struct {
 	control Control
 	mu      sync.RWMutex
 	routes  map[uint32]*route // by the index that our initiation carried
+	// hidden are the routes whose server speaks AmneziaWG, by its address: only its codec
+	// finds the index in what comes from there.
+	hidden  map[netip.AddrPort][]*route
 	v4, v6  *net.UDPConn
 	readers sync.WaitGroup
 }
@@ -74,7 +79,7 @@ func Underlay(iface string, mark egress.Mark) Control {
 }
 
 func openSocket(ctx context.Context, control Control, families map[string]bool) (*socket, error) {
-	s := &socket{control: control, routes: map[uint32]*route{}}
+	s := &socket{control: control, routes: map[uint32]*route{}, hidden: map[netip.AddrPort][]*route{}}
 	for _, network := range []string{"udp4", "udp6"} {
 		if !families[network] {
 			continue
@@ -135,7 +140,7 @@ func (s *socket) close() {
 func (s *socket) read(c *net.UDPConn) {
 	buf, oob, failed := make([]byte, 1<<16), make([]byte, 128), 0
 	for {
-		n, oobn, _, _, err := c.ReadMsgUDPAddrPort(buf, oob)
+		n, oobn, _, from, err := c.ReadMsgUDPAddrPort(buf, oob)
 		if err != nil {
 			// Anything else concerns one datagram or one destination.
 			if failed++; errors.Is(err, net.ErrClosed) || failed > readErrors {
@@ -145,17 +150,52 @@ func (s *socket) read(c *net.UDPConn) {
 		}
 		failed = 0
 		at := arrival(oob[:oobn], time.Now()) //nolint:forbidigo // measures a duration
-		index, ok := receiver(buf[:n])
-		if !ok {
-			continue
-		}
-		s.mu.RLock()
-		r := s.routes[index]
-		s.mu.RUnlock()
-		if r != nil {
-			r.port.deliver(datagram{data: append([]byte(nil), buf[:n]...), from: r, at: at})
+		s.dispatch(buf[:n], netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), at)
+	}
+}
+
+// dispatch hands one datagram on.
+func (s *socket) dispatch(b []byte, from netip.AddrPort, at time.Time) {
+	s.mu.RLock()
+	hidden := s.hidden[from]
+	s.mu.RUnlock()
+	for _, r := range hidden {
+		if s.reveal(r, b, at) {
+			return
 		}
 	}
+	index, ok := receiver(b)
+	if !ok {
+		return
+	}
+	s.mu.RLock()
+	r := s.routes[index]
+	s.mu.RUnlock()
+	if r != nil && r.codec == nil {
+		r.port.deliver(datagram{data: append([]byte(nil), b...), from: r, at: at})
+	}
+}
+
+// reveal hands a datagram to r if it is one of its messages in AmneziaWG. A cookie reply
+// ends here: the next initiation makes use of it.
+func (s *socket) reveal(r *route, b []byte, at time.Time) bool {
+	plain := append([]byte(nil), b...)
+	n, kind := r.codec.Decode(plain, len(plain), r)
+	if kind == amnezia.KindCookieReply {
+		r.received(datagram{data: []byte{typeCookie}, from: r, at: at})
+		return n == 0
+	}
+	index, ok := receiver(plain[:n])
+	if !ok {
+		return false
+	}
+	s.mu.RLock()
+	mine := s.routes[index] == r
+	s.mu.RUnlock()
+	if mine {
+		r.port.deliver(datagram{data: plain[:n], from: r, at: at})
+	}
+	return mine
 }
 
 // receiver is the index that a message to us names.
@@ -220,6 +260,9 @@ func (s *socket) listenFor(r *route, index uint32) {
 	s.forgetLocked(r)
 	r.index, r.known = index, true
 	s.routes[index] = r
+	if r.codec != nil {
+		s.hidden[r.dst] = append(slices.Clone(s.hidden[r.dst]), r) // readers hold the old one
+	}
 }
 
 func (s *socket) forget(r *route) {
@@ -231,6 +274,12 @@ func (s *socket) forget(r *route) {
 func (s *socket) forgetLocked(r *route) {
 	if r.known && s.routes[r.index] == r {
 		delete(s.routes, r.index)
+	}
+	if r.known && r.codec != nil {
+		s.hidden[r.dst] = slices.DeleteFunc(slices.Clone(s.hidden[r.dst]), func(x *route) bool { return x == r })
+		if len(s.hidden[r.dst]) == 0 {
+			delete(s.hidden, r.dst)
+		}
 	}
 	r.known = false
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
@@ -33,6 +34,7 @@ const (
 	ReasonBusy        = "busy"     // a lane uses the pair
 	ReasonUntested    = "untested" // the tests ended before its own did
 	ReasonUnsupported = "unsupported profile"
+	ReasonPlain       = "plain WireGuard peer: the profile is for AmneziaWG" // it answers, but not in AmneziaWG
 )
 
 // Values for settings of a TestConfig that are zero.
@@ -235,6 +237,9 @@ func (r *round) stages(ctx context.Context, cancel context.CancelCauseFunc, s *s
 	}
 	took, initiated, err := r.sift(ctx, s)
 	release()
+	if errors.Is(err, amnezia.ErrPlainPeer) {
+		return ReasonPlain
+	}
 	if err != nil {
 		return ReasonUnsupported + ": " + err.Error()
 	}

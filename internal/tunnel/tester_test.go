@@ -95,9 +95,21 @@ func TestEachBehaviourHasItsReason(t *testing.T) {
 			profile: func(s string) string { return strings.Replace(s, "[Interface]\n", "[Interface]\nMTU = 1300\n", 1) },
 		},
 		{
-			name: "an obfuscated profile", reason: "unsupported profile: amneziawg profile: no driver for it yet",
+			name: "junk ahead of a plain handshake, which a plain peer passes over", got: 4, full: true, shakes: true,
 			profile: func(s string) string {
 				return strings.Replace(s, "[Interface]\n", "[Interface]\nJc = 4\nJmin = 40\nJmax = 70\n", 1)
+			},
+		},
+		{
+			name: "a plain peer behind a profile of AmneziaWG", reason: ReasonPlain,
+			profile: func(s string) string {
+				return strings.Replace(s, "[Interface]\n", "[Interface]\nS1 = 15\nS2 = 18\nH1 = 1234567\n", 1)
+			},
+		},
+		{
+			name: "sizes that two generations tell apart and the profile's does not", reason: "unsupported profile: s1 and s2 give two messages one size, 164 bytes",
+			profile: func(s string) string {
+				return strings.Replace(s, "[Interface]\n", "[Interface]\nS1 = 16\nS2 = 72\n", 1)
 			},
 		},
 		{

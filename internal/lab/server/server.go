@@ -21,9 +21,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 
+	"github.com/shunt-net/shunt/internal/amnezia"
 	"github.com/shunt-net/shunt/internal/lab/cage"
+	"github.com/shunt-net/shunt/internal/profile"
 )
 
 // MTUInside is the MTU of the tunnels, in bytes.
@@ -56,6 +59,10 @@ type Options struct {
 	RTT       func(i int) time.Duration // round trip added by endpoint i; nil = none
 	Home      func(i int) bool          // endpoints in the home country; nil = none
 	Keys      int                       // client keys (and addresses): endpoint i takes key i modulo Keys; 0 = 1
+
+	// Speaks are the settings of AmneziaWG that endpoint i works with, none = plain
+	// WireGuard; Says those that its profile has, where they differ (nil = as Speaks).
+	Speaks, Says func(i int) []profile.KeyValue
 }
 
 // Provider is a set of running endpoints.
@@ -86,6 +93,8 @@ type Endpoint struct {
 	gate   *gate
 	count  counters
 	tun    *inner
+	speaks amnezia.Params
+	says   []profile.KeyValue
 
 	mu   sync.Mutex
 	dev  *device.Device
@@ -176,12 +185,42 @@ func (p *Provider) newEndpoint(i int, o Options) (*Endpoint, error) {
 	if o.RTT != nil {
 		e.SetRTT(o.RTT(i))
 	}
+	if err := e.hide(o); err != nil {
+		return nil, err
+	}
 	p.exit.add(e)
 	if o.Dead != nil && o.Dead(i) {
 		e.gate.set(Silent())
 		return e, e.dig()
 	}
 	return e, e.start()
+}
+
+// hide gives the endpoint its settings of AmneziaWG.
+func (e *Endpoint) hide(o Options) (err error) {
+	if o.Speaks != nil {
+		e.says = o.Speaks(e.Index)
+		e.speaks, err = amnezia.FromProfile(profile.Profile{Obfuscation: e.says})
+	}
+	if o.Says != nil {
+		e.says = o.Says(e.Index)
+	}
+	return err
+}
+
+// bind is the socket of the endpoint's device.
+func (e *Endpoint) bind() (conn.Bind, error) {
+	if e.speaks.Plain() {
+		return &bind{e: e}, nil
+	}
+	return amnezia.Wrap(&bind{e: e}, e.speaks, amnezia.Options{
+		Self: profile.Key(e.server.PublicKey().Bytes()), Peers: []profile.Key{profile.Key(e.client.PublicKey().Bytes())}, Now: time.Now,
+		Heard: func(k amnezia.Kind, _ conn.Endpoint) {
+			if k == amnezia.KindInitiation {
+				e.count.handshakes.Add(1)
+			}
+		},
+	})
 }
 
 // dig binds a socket that nobody reads: a dead server says nothing, not even "unreachable".
@@ -207,11 +246,15 @@ func (e *Endpoint) start() error {
 		_ = unix.Close(e.hole)
 		e.hole = -1
 	}
+	b, err := e.bind()
+	if err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Addr, err)
+	}
 	e.tun = newInner(e)
-	d := device.NewDevice(e.tun, &bind{e: e}, device.NewLogger(device.LogLevelSilent, ""))
+	d := device.NewDevice(e.tun, b, device.NewLogger(device.LogLevelSilent, ""))
 	conf := fmt.Sprintf("private_key=%s\nlisten_port=%d\npublic_key=%s\nallowed_ip=%s/32\nallowed_ip=%s/128\n",
 		hex.EncodeToString(e.server.Bytes()), e.Addr.Port(), hex.EncodeToString(e.client.PublicKey().Bytes()), e.Client4, e.Client6)
-	err := d.IpcSet(conf)
+	err = d.IpcSet(conf)
 	if err == nil {
 		err = d.Up()
 	}
@@ -285,8 +328,11 @@ func (e *Endpoint) UAPI() string {
 // Profile is the client's wg-quick configuration, as a provider hands it out.
 func (e *Endpoint) Profile() []byte {
 	var b strings.Builder
-	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %s\nAddress = %s/32, %s/128\nDNS = %s\nMTU = %d\n\n", e.PrivateKey(), e.Client4, e.Client6, Inside4, MTUInside)
-	fmt.Fprintf(&b, "[Peer]\nPublicKey = %s\nEndpoint = %s\nAllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 25\n", e.PublicKey(), e.Addr)
+	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %s\nAddress = %s/32, %s/128\nDNS = %s\nMTU = %d\n", e.PrivateKey(), e.Client4, e.Client6, Inside4, MTUInside)
+	for _, kv := range e.says {
+		fmt.Fprintf(&b, "%s = %s\n", kv.Key, kv.Value)
+	}
+	fmt.Fprintf(&b, "\n[Peer]\nPublicKey = %s\nEndpoint = %s\nAllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 25\n", e.PublicKey(), e.Addr)
 	return []byte(b.String())
 }
 

@@ -140,6 +140,19 @@ type evidence struct {
 	Results map[string]egress.TestResult `json:"results"`
 }
 
+// readEvidence is what the last refresh saw of each endpoint.
+func readEvidence(w *lab.World) (map[string]egress.TestResult, error) {
+	b, err := os.ReadFile(filepath.Join(w.State, "pools", "current", "evidence.json"))
+	if err != nil {
+		return nil, err
+	}
+	var ev evidence
+	if err := json.Unmarshal(b, &ev); err != nil {
+		return nil, fmt.Errorf("evidence.json: %w", err)
+	}
+	return ev.Results, nil
+}
+
 // poolFound compares the published pool with the world: exactly the live ones, at their
 // true round trips.
 func poolFound(e *lab.Env, w *lab.World, used *server.Endpoint) error {
@@ -148,13 +161,9 @@ func poolFound(e *lab.Env, w *lab.World, used *server.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "current", "evidence.json"))
+	results, err := readEvidence(w)
 	if err != nil {
 		return err
-	}
-	var ev evidence
-	if err := json.Unmarshal(b, &ev); err != nil {
-		return fmt.Errorf("evidence.json: %w", err)
 	}
 	listed := map[string]state.PoolRow{}
 	for _, r := range rows {
@@ -164,7 +173,7 @@ func poolFound(e *lab.Env, w *lab.World, used *server.Endpoint) error {
 	var errs []time.Duration
 	for _, x := range w.Endpoints() {
 		row, ok := listed[x.HostPort()]
-		t := ev.Results[x.HostPort()]
+		t := results[x.HostPort()]
 		switch {
 		case x.Alive() && ok:
 			found++
@@ -180,7 +189,7 @@ func poolFound(e *lab.Env, w *lab.World, used *server.Endpoint) error {
 	e.Count("live_found", found)
 	e.Want(len(rows) == len(w.Live()), "the pool has %d rows, %d endpoints live", len(rows), len(w.Live()))
 	e.Control("silent_not_found", float64(silent), silent == len(w.Endpoints())-len(w.Live()) && silent > 0)
-	through := ev.Results[used.HostPort()]
+	through := results[used.HostPort()]
 	e.Control("lane_endpoint_in_list", float64(through.Got), through.Got > 0 && through.Via == poolLane)
 	slices.Sort(errs)
 	if len(errs) == 0 {

@@ -29,7 +29,13 @@ func Scenarios() []lab.Scenario {
 		swapScenario(),
 		uplinkScenario(),
 		leakScenario(),
+		awgScenario(),
 		killScenario(),
+		strategyScenario(),
+		coldstartScenario(),
+		emergencyScenario(),
+		degradedScenario(),
+		directScenario(),
 	}
 }
 

@@ -1,5 +1,6 @@
 // Package tcp is TCP inside a tunnel: a user-space stack for the packets of one tunnel,
-// as a client or as a server. It is gVisor's, without what a short conversation does not need.
+// as a client or as a server, with as much of UDP as questions to a resolver need. It is
+// gVisor's, without what a short conversation does not need.
 //
 // The stack that wireguard-go wraps is the same one, but its end is a channel which is
 // closed while a late segment may still be on its way into it: that would be a panic.
@@ -23,6 +24,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
@@ -78,7 +80,7 @@ func New(mtu int, addresses []netip.Addr, out func(ip []byte)) (*Stack, error) {
 	s := &Stack{link: &link{Endpoint: channel.New(0, uint32(mtu), ""), out: out}} //nolint:gosec // an MTU
 	s.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
 	if err := s.set(addresses); err != nil {
 		s.Close()
@@ -135,9 +137,9 @@ func Segment(ip []byte) bool {
 }
 
 // Receive takes a packet that came through the tunnel; it keeps none of its bytes. What
-// is not TCP is passed over.
+// is neither TCP nor UDP is passed over.
 func (s *Stack) Receive(ip []byte) {
-	if !Segment(ip) {
+	if !Packet(ip) {
 		return
 	}
 	family := header.IPv4ProtocolNumber

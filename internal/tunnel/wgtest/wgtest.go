@@ -21,7 +21,11 @@ import (
 	"time"
 
 	"golang.org/x/crypto/curve25519"
+	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
+
+	"github.com/shunt-net/shunt/internal/amnezia"
+	"github.com/shunt-net/shunt/internal/profile"
 )
 
 // Behaviour is how one endpoint treats its client. The zero value answers everything.
@@ -44,6 +48,9 @@ type Options struct {
 	Seed       string                // makes the keys of two servers differ
 	Refuse     []netip.Addr          // hosts inside whose TLS service cuts each connection off
 	Deaf       []netip.Addr          // hosts inside that no TCP segment reaches
+
+	// Speaks are AmneziaWG's settings of endpoint i, and Says those in its profile; nil = as Speaks.
+	Speaks, Says func(i int) []profile.KeyValue
 }
 
 // Server is a set of running endpoints.
@@ -112,7 +119,11 @@ func (s *Server) start(i int) (*endpoint, error) {
 		return e, nil
 	}
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
-	e.device = device.NewDevice(newInside(e), e.bind, quiet)
+	outer, err := s.wrap(e, private, clientPublic)
+	if err != nil {
+		return nil, err
+	}
+	e.device = device.NewDevice(newInside(e), outer, quiet)
 	conf := fmt.Sprintf("private_key=%s\npublic_key=%s\nallowed_ip=0.0.0.0/0\nallowed_ip=::/0\n",
 		hex.EncodeToString(private[:]), hex.EncodeToString(clientPublic[:]))
 	if err := errors.Join(e.device.IpcSet(conf), e.device.Up()); err != nil {
@@ -121,6 +132,18 @@ func (s *Server) start(i int) (*endpoint, error) {
 	}
 	e.addr = e.bind.local()
 	return e, nil
+}
+
+// wrap is the endpoint's bind, behind AmneziaWG where it speaks that.
+func (s *Server) wrap(e *endpoint, private, client profile.Key) (conn.Bind, error) {
+	if s.opts.Speaks == nil || len(s.opts.Speaks(e.index)) == 0 {
+		return e.bind, nil
+	}
+	p, err := amnezia.FromProfile(profile.Profile{Obfuscation: s.opts.Speaks(e.index)})
+	if err != nil {
+		return nil, err
+	}
+	return amnezia.Wrap(e.bind, p, amnezia.Options{Self: private.Public(), Peers: []profile.Key{client}, Now: time.Now})
 }
 
 // Close stops every endpoint.
@@ -181,6 +204,15 @@ func (s *Server) Profile(i int) string {
 	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %s\nAddress = 10.64.0.9/32, fd64::9/128\n", base64.StdEncoding.EncodeToString(e.client[:]))
 	if s.opts.ProfileMTU > 0 {
 		fmt.Fprintf(&b, "MTU = %d\n", s.opts.ProfileMTU)
+	}
+	says := s.opts.Says
+	if says == nil {
+		says = s.opts.Speaks
+	}
+	if says != nil {
+		for _, kv := range says(i) {
+			fmt.Fprintf(&b, "%s = %s\n", kv.Key, kv.Value)
+		}
 	}
 	fmt.Fprintf(&b, "\n[Peer]\nPublicKey = %s\nAllowedIPs = 0.0.0.0/0, ::/0\nEndpoint = %s\n",
 		base64.StdEncoding.EncodeToString(e.public[:]), e.addr)
