@@ -43,7 +43,8 @@ demo: need-root need-demo build ## five lanes in throw-away namespaces lose one 
 test: need-root need-demo need-test test-quick test-kernel smoke ## everything; needs root
 
 test-quick: need-go ## tests that need neither root nor network
-	$(GO) test $(race) $(quick)
+	$(GO) test $(race) -short $(quick)
+	$(GO) test $(MODULE)/internal/egress
 
 test-kernel: need-root need-demo need-test
 	$(GO) test -p 1 -count=1 -timeout 20m $(kernel)

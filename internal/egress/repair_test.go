@@ -368,7 +368,7 @@ func live(t *rapid.T, in Input, truth map[string]bool, anyUp bool) {
 					anyUp = true
 				}
 			}
-		case StepQuarantine, StepReturn, StepTest, StepPublish, StepUnknown:
+		case StepQuarantine, StepReturn, StepTest, StepPublish, StepRefresh, StepRebuild, StepDirect, StepLeave, StepUnknown:
 		}
 	}
 	t.Fatal("the run did not come to an end")

@@ -77,7 +77,7 @@ func (p *pass) look(ctx context.Context) {
 	wg.Wait()
 }
 
-// follow does what a plan's modes ask for and what takes long: the attempt, the rebuild, and
+// Follow does what a plan's modes ask for and what takes long: the attempt, the rebuild, and
 // what follows from them. The lanes' locks are not held meanwhile: repairs go on.
 //
 // Follow is for a repair that left them to its caller (see Later).

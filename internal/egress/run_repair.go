@@ -67,7 +67,7 @@ func (e *Env) Repair(ctx context.Context, dryRun bool) (Outcome, error) {
 // strictInDirect is the look that the way back from direct needs.
 func (p *pass) strictInDirect(ctx context.Context) {
 	s := p.in.modeState()
-	if !isDirect(s.Mode) || s.ByHand(p.Config.modePolicy().Classes) || s.Declared && !(s.Refreshed && s.Rebuilt) {
+	if !isDirect(s.Mode) || s.ByHand(p.Config.modePolicy().Classes) || s.Declared && (!s.Refreshed || !s.Rebuilt) {
 		return
 	}
 	p.loadPools()
@@ -193,7 +193,13 @@ func (p *pass) opened(ctx context.Context, s Step) error {
 	if s.Kind == StepLend || s.Kind == StepReturn {
 		return nil
 	}
-	return errors.Join(p.sequence(ctx), p.flushEvents(ctx))
+	if err := p.sequence(ctx); err != nil {
+		return err
+	}
+	if err := p.flushEvents(ctx); err != nil { // a journal that can't be written keeps no lane from its repair
+		p.out.Partial = errors.Join(p.out.Partial, err)
+	}
+	return nil
 }
 
 // ready is the next step that was not carried out yet; neighbouring moves of classes come

@@ -297,7 +297,8 @@ func TestTheStrippedFileHoldsTheWholeSet(t *testing.T) {
 		want string
 	}{
 		{
-			"a profile of 3.1 on a plain device", hiddenConf, amnezia.Params{},
+			"a profile of 3.1 on a plain device", hiddenConf,
+			amnezia.Params{},
 			"Jc = 4\nJmin = 40\nJmax = 70\nS1 = 15\nS2 = 18\nS3 = 0\nS4 = 0\nH1 = 5-9\nH2 = 2\nH3 = 3\nH4 = 4\nI1 = <r 8>\n" + zero + late + "RandomTrailers = on\nDisableCookies = off\n",
 		},
 		{

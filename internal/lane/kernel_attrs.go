@@ -41,13 +41,31 @@ type kernelAttr struct {
 // uapi/wireguard.h; 18 is another use of it).
 func kernelAttrs() []kernelAttr {
 	return []kernelAttr{
-		{"jc", 9, kindU16}, {"jmin", 10, kindU16}, {"jmax", 11, kindU16}, {"s1", 12, kindU16}, {"s2", 13, kindU16},
-		{"h1", 14, kindHeader}, {"h2", 15, kindHeader}, {"h3", 16, kindHeader}, {"h4", 17, kindHeader},
-		{"s3", 19, kindU16}, {"s4", 20, kindU16},
-		{"i1", 21, kindText}, {"i2", 22, kindText}, {"i3", 23, kindText}, {"i4", 24, kindText}, {"i5", 25, kindText},
-		{"header_protection_key", 26, kindKey}, {"content_padding_addition", 27, kindSpan}, {"rekey_after_time", 28, kindSpan},
-		{"rekey_timeout", 29, kindSpan}, {"reject_after_time", 30, kindSpan}, {"keepalive_timeout", 31, kindSpan},
-		{"max_handshake_attempts", 32, kindSpan}, {"random_trailers", 33, kindFlag}, {"disable_cookies", 34, kindFlag},
+		{"jc", 9, kindU16},
+		{"jmin", 10, kindU16},
+		{"jmax", 11, kindU16},
+		{"s1", 12, kindU16},
+		{"s2", 13, kindU16},
+		{"h1", 14, kindHeader},
+		{"h2", 15, kindHeader},
+		{"h3", 16, kindHeader},
+		{"h4", 17, kindHeader},
+		{"s3", 19, kindU16},
+		{"s4", 20, kindU16},
+		{"i1", 21, kindText},
+		{"i2", 22, kindText},
+		{"i3", 23, kindText},
+		{"i4", 24, kindText},
+		{"i5", 25, kindText},
+		{"header_protection_key", 26, kindKey},
+		{"content_padding_addition", 27, kindSpan},
+		{"rekey_after_time", 28, kindSpan},
+		{"rekey_timeout", 29, kindSpan},
+		{"reject_after_time", 30, kindSpan},
+		{"keepalive_timeout", 31, kindSpan},
+		{"max_handshake_attempts", 32, kindSpan},
+		{"random_trailers", 33, kindFlag},
+		{"disable_cookies", 34, kindFlag},
 	}
 }
 
@@ -128,7 +146,7 @@ func encodeParam(ae *netlink.AttributeEncoder, key, v string, family uint8) erro
 		if err != nil || hi > 65535 {
 			return fmt.Errorf("%q: the kernel module takes numbers up to 65535", v)
 		}
-		switch a.kind {
+		switch a.kind { //nolint:exhaustive // the others have returned above
 		case kindU16:
 			ae.Uint16(a.id, uint16(lo))
 		case kindFlag:

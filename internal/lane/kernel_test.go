@@ -90,14 +90,16 @@ func TestWhatTheKernelModuleIsTold(t *testing.T) {
 		want   string
 	}{
 		{
-			"1.0: message types are numbers", amnezia.Params{Jc: 4, Jmin: 40, Jmax: 70, S: [4]int{15, 18}, H: [4]amnezia.Range{{Lo: 0x01020304, Hi: 0x01020304}}},
+			"1.0: message types are numbers",
+			amnezia.Params{Jc: 4, Jmin: 40, Jmax: 70, S: [4]int{15, 18}, H: [4]amnezia.Range{{Lo: 0x01020304, Hi: 0x01020304}}},
 			amnezia.V10, 1,
 			"06000900 0400 0000 06000a00 2800 0000 06000b00 4600 0000 // jc jmin jmax\n" +
 				"06000c00 0f00 0000 06000d00 1200 0000 // s1 s2\n" +
 				"08000e00 04030201 08000f00 02000000 08001000 03000000 08001100 04000000 // h1 to h4\n" + plainTail,
 		},
 		{
-			"2.0: message types are text", amnezia.Params{Jc: 1, Jmin: 8, Jmax: 9, S: [4]int{0, 0, 0, 21}, H: [4]amnezia.Range{{Lo: 5, Hi: 9}}},
+			"2.0: message types are text",
+			amnezia.Params{Jc: 1, Jmin: 8, Jmax: 9, S: [4]int{0, 0, 0, 21}, H: [4]amnezia.Range{{Lo: 5, Hi: 9}}},
 			amnezia.V20, 2,
 			"06000900 0100 0000 06000a00 0800 0000 06000b00 0900 0000 // jc jmin jmax\n" +
 				"06000c00 0000 0000 06000d00 0000 0000 06001300 0000 0000 06001400 1500 0000 // s1 to s4\n" +
@@ -105,9 +107,11 @@ func TestWhatTheKernelModuleIsTold(t *testing.T) {
 				"05001500 00 000000 05001600 00 000000 05001700 00 000000 05001800 00 000000 05001900 00 000000 // i1 to i5: none\n" + plainTail,
 		},
 		{
-			"3.1: message types are pairs, the keepalive too", amnezia.Params{
+			"3.1: message types are pairs, the keepalive too",
+			amnezia.Params{
 				H: [4]amnezia.Range{{Lo: 5, Hi: 9}}, RekeyTimeout: amnezia.Range{Lo: 5, Hi: 6}, Trailers: true,
-			}, amnezia.V31, 3,
+			},
+			amnezia.V31, 3,
 			"06000900 0000 0000 06000a00 0000 0000 06000b00 0000 0000 // jc jmin jmax\n" +
 				"06000c00 0000 0000 06000d00 0000 0000 06001300 0000 0000 06001400 0000 0000 // s1 to s4\n" +
 				"0c000e00 05000000 09000000 0c000f00 02000000 02000000 0c001000 03000000 03000000 0c001100 04000000 04000000 // h1 to h4\n" +
@@ -170,7 +174,11 @@ func TestWhatTheKernelModuleSaysIsRead(t *testing.T) {
 	}
 	want := []any{
 		"vpn1", 51820, 0x99, "198.51.100.7:51820", int64(1700000000_000000005), int64(9), int64(7), 22 * time.Second, 2, "2001:db8::/32",
-		4, 21, amnezia.Range{Lo: 5, Hi: 9}, "<r 8>", amnezia.Range{Lo: 5, Hi: 6}, true,
+		4, 21,
+		amnezia.Range{Lo: 5, Hi: 9},
+		"<r 8>",
+		amnezia.Range{Lo: 5, Hi: 6},
+		true,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)

@@ -2,6 +2,7 @@ package lane
 
 import (
 	"bufio"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -45,7 +46,9 @@ func (u *uapi) close() {}
 
 // call sends one operation and returns the lines of the answer, without errno.
 func (u *uapi) call(op string) (string, error) {
-	c, err := net.DialTimeout("unix", u.path, u.limit)
+	ctx, cancel := context.WithTimeout(context.Background(), u.limit)
+	defer cancel()
+	c, err := new(net.Dialer).DialContext(ctx, "unix", u.path)
 	if errors.Is(err, syscall.ECONNREFUSED) { // a killed daemon leaves its socket behind
 		err = os.ErrNotExist
 	}

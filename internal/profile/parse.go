@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 	"unicode"
 	"unicode/utf8"
 )
@@ -36,11 +37,14 @@ func Parse(name string, r io.Reader) (Profile, error) {
 
 // ParseFile reads the profile at path.
 func ParseFile(path string) (Profile, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hang a run
 	if err != nil {
 		return Profile{}, fmt.Errorf("profile %s: %w", path, cause(err))
 	}
 	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return Profile{}, fmt.Errorf("profile %s: not a regular file", path)
+	}
 	return Parse(path, f)
 }
 

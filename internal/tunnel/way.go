@@ -61,7 +61,7 @@ type Way struct {
 }
 
 // ErrBusy says that a lane uses a pair of keys.
-var ErrBusy = errBusy //nolint:gochecknoglobals // a sentinel
+var ErrBusy = errBusy
 
 // Open makes the tunnel of a target's profile and waits for its handshake; ctx bounds only
 // that. ErrBusy in the error says that a lane has the pair. That is so later on, too: the

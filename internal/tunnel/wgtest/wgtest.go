@@ -143,7 +143,7 @@ func (s *Server) wrap(e *endpoint, private, client profile.Key) (conn.Bind, erro
 	if err != nil {
 		return nil, err
 	}
-	return amnezia.Wrap(e.bind, p, amnezia.Options{Self: private.Public(), Peers: []profile.Key{client}, Now: time.Now})
+	return amnezia.Wrap(e.bind, p, amnezia.Options{Self: private.Public(), Peers: []profile.Key{client}, Now: time.Now}) //nolint:forbidigo // a test server
 }
 
 // Close stops every endpoint.
