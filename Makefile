@@ -11,7 +11,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 GO       ?= go
 FUZZTIME ?= 10s
 # Scenarios that `make test` runs last, with the binary that users get.
-SMOKE    ?= egress-day egress-swap egress-uplink-cut
+SMOKE    ?= egress-day egress-swap egress-direct egress-awg egress-uplink-cut --cut 20s
 
 # Packages whose tests make network namespaces, devices and rules, or lists of 100,000
 # profiles, which the race detector makes slow. They run one after
