@@ -56,6 +56,8 @@ type result struct {
 	Applied int         `json:"applied"`
 	Failed  string      `json:"failed,omitempty"`
 	Plan    egress.Plan `json:"plan"`
+
+	Strategies []egress.StrategyTry `json:"strategies,omitempty"` // what a dry recovery would try
 }
 
 // runPass is a whole planning command: flags, configuration, world, pass, record, result.
@@ -113,13 +115,16 @@ func (a *app) replay(command string, o planFlags) error {
 
 // outcome prints the plan and turns it into an exit code.
 func (a *app) outcome(o planFlags, out egress.Outcome) error {
-	res := result{DryRun: o.DryRun, Applied: out.Applied, Plan: out.Plan}
+	res := result{DryRun: o.DryRun, Applied: out.Applied, Plan: out.Plan, Strategies: out.Tried}
 	if out.Partial != nil {
 		res.Failed = out.Partial.Error()
 	}
 	err := a.print(res, func(w io.Writer) {
 		if o.DryRun || out.Plan.Changes() || out.Plan.HeldBack() {
 			out.Plan.Text(w)
+		}
+		for _, t := range out.Tried {
+			fmt.Fprintf(w, "strategy   %s: %s\n", t.Strategy, t.Reason)
 		}
 	})
 	if err != nil {

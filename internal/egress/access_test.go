@@ -145,3 +145,22 @@ func TestStrategiesHearOfWhatNoFreshPoolHasCleared(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
+
+// A dry recovery says what would be tried, and sends and runs nothing.
+func TestADryRecoveryAsksTheStrategies(t *testing.T) {
+	w := newWorld(t, 5, 9)
+	w.morning(t)
+	g := &guide{}
+	w.env.Sources, w.env.Recovery = farSources{world: w}, g
+	events := w.read(t, "events.jsonl")
+	out, err := w.env.Recover(t.Context(), true)
+	if err != nil || len(out.Tried) == 0 {
+		t.Fatalf("tried %+v, %v", out.Tried, err)
+	}
+	if len(g.in) != 1 || !g.in[0].DryRun || len(g.in[0].Pools) == 0 {
+		t.Errorf("asked with %+v", g.in)
+	}
+	if w.read(t, "events.jsonl") != events {
+		t.Error("a dry run wrote to the journal")
+	}
+}

@@ -55,8 +55,9 @@ type Sources interface {
 type Outcome struct {
 	Input   Input
 	Plan    Plan
-	Applied int   // steps that were carried out
-	Partial error // something of the plan could not be applied
+	Applied int           // steps that were carried out
+	Partial error         // something of the plan could not be applied
+	Tried   []StrategyTry // what a dry recovery would try, in order
 
 	lock *state.Lock // of the attempt that the plan asks for
 }

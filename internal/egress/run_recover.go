@@ -50,6 +50,9 @@ func (e *Env) recover(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 		p.plan = plan()
 		p.watch()
 		p.out.Input, p.out.Plan = p.in, p.plan
+		if err == nil && opts.Direct == nil {
+			p.out.Tried, err = p.wouldTry(ctx)
+		}
 		return p.out, err
 	}
 	err = p.modes(ctx, false, plan)
@@ -58,6 +61,20 @@ func (e *Env) recover(ctx context.Context, opts Options, dryRun bool) (Outcome, 
 		p.out, err = e.follow(ctx, p.out)
 	}
 	return p.out, err
+}
+
+// wouldTry asks the strategies what they would do; nothing is sent or run.
+func (p *pass) wouldTry(ctx context.Context) ([]StrategyTry, error) {
+	if p.Recovery == nil {
+		return nil, nil
+	}
+	in, err := p.recoveryInput()
+	if err != nil {
+		return nil, err
+	}
+	in.DryRun = true
+	res, err := p.Recovery.Recover(ctx, in)
+	return res.Tried, err
 }
 
 // look makes a round and, where endpoints pass, a strict check through every lane.

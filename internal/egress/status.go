@@ -136,7 +136,7 @@ func drift(all []string) []string {
 }
 
 func (e *Env) lockNames() []string {
-	names := []string{"pool", candidatesLock, "plane", "state", "count"}
+	names := []string{"pool", attemptLock, modeLock, candidatesLock, "plane", "state", "count"}
 	for _, l := range e.Config.Lanes {
 		names = append(names, "lane-"+l.Name)
 	}
