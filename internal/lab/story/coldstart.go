@@ -177,16 +177,10 @@ func coldByUplink(ctx context.Context, e *lab.Env) error {
 // heldBack makes the plane; without it the users' packets were in clear, which is the
 // control of what comes after.
 func heldBack(ctx context.Context, e *lab.Env, w *lab.World) error {
-	was, err := w.Uplink()
+	n, err := usersInClear(ctx, w, 200*time.Millisecond)
 	if err != nil {
 		return err
 	}
-	sleep(ctx, 200*time.Millisecond)
-	now, err := w.Uplink()
-	if err != nil {
-		return err
-	}
-	n := ofUsers(now.Sub(was))
 	e.Control("users_in_clear_before_plane", float64(n), n > 0)
 	if err := w.Shunt(ctx, "egress", "plane").Err(); err != nil {
 		return err
@@ -233,4 +227,18 @@ func usersBack(ctx context.Context, e *lab.Env, w *lab.World, c *crowd, before l
 	e.Want(leaked == 0, "%d of %d packets of users left outside a tunnel", leaked, sent)
 	e.Control("users_packets", float64(sent), sent > 1000)
 	return nil
+}
+
+// usersInClear counts the users' packets that come out of the router in clear during d.
+func usersInClear(ctx context.Context, w *lab.World, d time.Duration) (int, error) {
+	was, err := w.Uplink()
+	if err != nil {
+		return 0, err
+	}
+	sleep(ctx, d)
+	now, err := w.Uplink()
+	if err != nil {
+		return 0, err
+	}
+	return ofUsers(now.Sub(was)), nil
 }
