@@ -71,10 +71,9 @@ func TestEachGenerationCarriesPackets(t *testing.T) {
 				}
 				// The first initiation has its company, in order and before it.
 				out := n.flights("client")
-				for i, f := range out[:len(p.present())+p.Jc] {
-					if k := server.Classify(f.data); k != KindUnknown {
-						t.Errorf("datagram %d of the client is an %s, want custom packets and junk first", i, k)
-					}
+				company := len(p.present()) + p.Jc
+				if lucky := lookalikes(t, server, out[:company]); lucky > 1 {
+					t.Errorf("%d of the client's first %d datagrams pass for messages, want custom packets and junk", lucky, company)
 				}
 				for i, want := range p.present() {
 					if got := len(out[i].data); got != want {
@@ -92,6 +91,23 @@ func TestEachGenerationCarriesPackets(t *testing.T) {
 			})
 		}
 	}
+}
+
+// lookalikes counts the datagrams that pass for messages. Junk is random: where H4 is a
+// million wide, one in four thousand has a type of that range by chance, and only what
+// opens a message can tell that it holds nothing. Handshakes are signed: never by chance.
+func lookalikes(t testing.TB, to wrapped, company []flight) (n int) {
+	t.Helper()
+	for i, f := range company {
+		switch k := to.Classify(f.data); k { //nolint:exhaustive // the others are wrong
+		case KindUnknown:
+		case KindTransport, KindCookieReply:
+			n++
+		default:
+			t.Errorf("datagram %d is an %s, want custom packets and junk first", i, k)
+		}
+	}
+	return n
 }
 
 // present are the sizes of the custom packets that there are.
@@ -152,8 +168,10 @@ func TestTheServerBeginsHandshakesToo(t *testing.T) {
 			if got := server.Stats().Initiations; got != 1 {
 				t.Errorf("%d initiations of the server", got)
 			}
-			if got := int(client.Stats().Dropped); got != p.Jc+len(p.present()) {
-				t.Errorf("the client dropped %d datagrams, want junk and custom packets: %d", got, p.Jc+len(p.present()))
+			company := p.Jc + len(p.present())
+			lucky := lookalikes(t, client, n.flights("server")[:company])
+			if got := int(client.Stats().Dropped); got != company-lucky || lucky > 1 {
+				t.Errorf("the client dropped %d datagrams, want junk and custom packets: %d", got, company-lucky)
 			}
 			nothingPlain(t, client, server, n)
 		})
