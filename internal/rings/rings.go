@@ -38,9 +38,12 @@ type Fence struct {
 // may import. Packages below a listed one (internal/lane/x) follow the same rule. A
 // package that is not here has no place yet, which Check reports.
 func Rings() map[string][]string {
-	adapters := []string{"internal/dial", "internal/lane", "internal/plane", "internal/probe", "internal/provider", "internal/tunnel"}
+	adapters := []string{
+		"internal/dial", "internal/flow", "internal/host", "internal/knock", "internal/lane", "internal/nft", "internal/notify",
+		"internal/plane", "internal/probe", "internal/provider", "internal/tripwire", "internal/tunnel",
+	}
 	ground := []string{"internal/amnezia", "internal/health", "internal/journal", "internal/profile", "internal/run", "internal/state"}
-	domains := []string{"internal/egress"}
+	domains := []string{"internal/edge", "internal/egress"}
 
 	rules := map[string][]string{
 		"cmd/shunt": {"internal/cli"},
@@ -56,15 +59,18 @@ func Rings() map[string][]string {
 		"internal/journal": {"internal/run", "internal/state"},
 		// Keys end at the adapters: a domain knows salted fingerprints, so profile is not here.
 		"internal/egress": {"internal/health", "internal/journal", "internal/run", "internal/state"},
+		"internal/edge":   {"internal/health", "internal/journal", "internal/run", "internal/state"},
 		"internal/config": slices.Concat(domains, ground),
 	}
 	for _, a := range adapters {
 		rules[a] = slices.Concat(domains, ground)
 	}
+	// Rounds over the domains, with the adapters that hold connections between rounds.
+	rules["internal/watchdog"] = slices.Concat([]string{"internal/tripwire"}, domains, ground)
 	// Ways to the list are made of several adapters.
 	rules["internal/strategy"] = slices.Concat(adapters, domains, ground)
-	rules["internal/lab"] = slices.Concat(adapters, []string{"internal/config", "internal/strategy"}, domains, ground)
-	rules["internal/cli"] = slices.Concat([]string{"internal/lab", "internal/config", "internal/strategy"}, adapters, domains, ground)
+	rules["internal/lab"] = slices.Concat(adapters, []string{"internal/config", "internal/strategy", "internal/watchdog"}, domains, ground)
+	rules["internal/cli"] = slices.Concat([]string{"internal/lab", "internal/config", "internal/strategy", "internal/watchdog"}, adapters, domains, ground)
 	for _, list := range rules {
 		slices.Sort(list)
 	}
@@ -73,19 +79,21 @@ func Rings() map[string][]string {
 
 // Fences returns the rules for packages of others.
 func Fences() []Fence {
-	kernel := []string{"internal/lab", "internal/lane", "internal/plane", "internal/probe", "internal/tunnel"}
+	kernel := []string{
+		"internal/host", "internal/lab", "internal/lane", "internal/plane", "internal/probe", "internal/tripwire", "internal/tunnel",
+	}
 	return []Fence{
 		{"github.com/spf13/viper", []string{"internal/config"}, "one package reads configuration"},
 		{"github.com/spf13/cobra", []string{"internal/cli"}, "one package is the command line"},
 		{"os/exec", []string{"internal/lab", "internal/run"}, "run.Command bounds children and keeps locks from them"},
-		{"github.com/google/nftables", []string{"internal/lab", "internal/plane"}, "plane is the door to nftables"},
-		{"github.com/ti-mo/conntrack", []string{"internal/lab", "internal/plane"}, "plane is the door to conntrack"},
+		{"github.com/google/nftables", []string{"internal/lab", "internal/nft", "internal/plane"}, "plane and nft are the doors to nftables"},
+		{"github.com/ti-mo/conntrack", []string{"internal/flow", "internal/lab", "internal/plane"}, "plane and flow are the doors to conntrack"},
 		{"github.com/vishvananda/netlink", kernel, "a domain knows no kernel"},
 		{"golang.zx2c4.com/wireguard/wgctrl", []string{"internal/lab", "internal/lane"}, "lane is the door to devices"},
 		{"golang.zx2c4.com/wireguard", slices.Concat([]string{"internal/amnezia"}, kernel), "a domain knows no tunnel"},
 		{"golang.zx2c4.com/wireguard/tun/netstack", nil, "tunnel/tcp is the user-space stack"},
 		{"gvisor.dev/gvisor", []string{"internal/tunnel"}, "tunnel/tcp is the user-space stack"},
-		{"net/http", []string{"internal/lab", "internal/provider"}, "provider is the door to the web"},
+		{"net/http", []string{"internal/knock", "internal/lab", "internal/notify", "internal/provider"}, "provider is the door to the web; knock and notify ask and tell"},
 		{"testing", nil, "the product does not carry its tests"},
 	}
 }
