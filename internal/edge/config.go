@@ -31,9 +31,9 @@ const (
 
 // Replica is one machine that has the tables.
 type Replica struct {
-	Name      string       `yaml:"name" json:"name"`                     // core-01
-	Transport []string     `yaml:"transport" json:"transport,omitempty"` // argv that takes nft commands on stdin: [ssh, core-02, nft, -i]; empty = this machine
-	Addresses []netip.Addr `yaml:"addresses" json:"addresses,omitempty"` // the node's own, answered by its node table
+	Name      string       `yaml:"name" json:"name"`                               // core-01
+	Transport []string     `yaml:"transport,omitempty" json:"transport,omitempty"` // argv that takes nft commands on stdin: [ssh, core-02, nft, -i]; empty = this machine
+	Addresses []netip.Addr `yaml:"addresses,omitempty" json:"addresses,omitempty"` // the node's own, answered by its node table
 }
 
 // Protocol is the transport protocol of a service.
@@ -94,12 +94,12 @@ type Service struct {
 
 // Candidate is one server that can answer a service.
 type Candidate struct {
-	Name      string       `yaml:"name" json:"name"`                       // proxy-01; "" = its first address
-	Node      string       `yaml:"node" json:"node,omitempty"`             // replica that it runs on; "" = none
-	Addresses []netip.Addr `yaml:"addresses" json:"addresses"`             // at most one of each family
-	Port      int          `yaml:"port" json:"port,omitempty"`             // 0 = the service's
-	Weight    int          `yaml:"weight" json:"weight,omitempty"`         // 1; first_available takes no notice
-	ProbePort int          `yaml:"probe_port" json:"probe_port,omitempty"` // 0 = the probe's, else its own port
+	Name      string       `yaml:"name,omitempty" json:"name"`                       // proxy-01; "" = its first address
+	Node      string       `yaml:"node,omitempty" json:"node,omitempty"`             // replica that it runs on; "" = none
+	Addresses []netip.Addr `yaml:"addresses" json:"addresses"`                       // at most one of each family
+	Port      int          `yaml:"port,omitempty" json:"port,omitempty"`             // 0 = the service's
+	Weight    int          `yaml:"weight" json:"weight,omitempty"`                   // 1; first_available takes no notice
+	ProbePort int          `yaml:"probe_port,omitempty" json:"probe_port,omitempty"` // 0 = the probe's, else its own port
 }
 
 // ProbeType names how a candidate is asked.
@@ -123,30 +123,30 @@ type Probe struct {
 	Cap        time.Duration `yaml:"cap" json:"cap"`           // longest that one probe may take
 	Misses     int           `yaml:"misses" json:"misses"`     // in a row, until a veto
 	Rise       int           `yaml:"rise" json:"rise"`         // in a row, until the veto goes
-	Port       int           `yaml:"port" json:"port,omitempty"`
-	ServerName string        `yaml:"server_name" json:"server_name,omitempty"` // tls, http over TLS, status_ping; "" = the address
-	TLS        bool          `yaml:"tls" json:"tls,omitempty"`                 // http
-	Verify     bool          `yaml:"verify" json:"verify,omitempty"`           // tls, http: the certificate must be valid
-	Path       string        `yaml:"path" json:"path,omitempty"`               // http: /healthz
-	Status     []string      `yaml:"status" json:"status,omitempty"`           // http: 200, 200-399
-	Body       string        `yaml:"body" json:"body,omitempty"`               // http: must be in the first 64 KiB
-	ProxyV2    bool          `yaml:"proxy_v2" json:"proxy_v2,omitempty"`       // begin with a PROXY v2 LOCAL header
-	Login      bool          `yaml:"login" json:"login,omitempty"`             // status_ping: also begin a login and look at the answer
-	Command    []string      `yaml:"command" json:"command,omitempty"`         // exec: argv; {address}, {port} and {candidate} are replaced
+	Port       int           `yaml:"port,omitempty" json:"port,omitempty"`
+	ServerName string        `yaml:"server_name,omitempty" json:"server_name,omitempty"` // tls, http over TLS, status_ping; "" = the address
+	TLS        bool          `yaml:"tls,omitempty" json:"tls,omitempty"`                 // http
+	Verify     bool          `yaml:"verify,omitempty" json:"verify,omitempty"`           // tls, http: the certificate must be valid
+	Path       string        `yaml:"path,omitempty" json:"path,omitempty"`               // http: /healthz
+	Status     []string      `yaml:"status" json:"status,omitempty"`                     // http: 200, 200-399
+	Body       string        `yaml:"body,omitempty" json:"body,omitempty"`               // http: must be in the first 64 KiB
+	ProxyV2    bool          `yaml:"proxy_v2,omitempty" json:"proxy_v2,omitempty"`       // begin with a PROXY v2 LOCAL header
+	Login      bool          `yaml:"login,omitempty" json:"login,omitempty"`             // status_ping: also begin a login and look at the answer
+	Command    []string      `yaml:"command,omitempty" json:"command,omitempty"`         // exec: argv; {address}, {port} and {candidate} are replaced
 }
 
 // ParityGroup is a set of files that must be equal everywhere: a secret, a configuration.
 type ParityGroup struct {
-	Name      string         `yaml:"name" json:"name"`           // forwarding-secret
-	Every     time.Duration  `yaml:"every" json:"every"`         // at most this often
-	Timeout   time.Duration  `yaml:"timeout" json:"timeout"`     // of one member
-	Reference string         `yaml:"reference" json:"reference"` // SHA-256 in hex; "" = members are compared with each other
+	Name      string         `yaml:"name" json:"name"`                     // forwarding-secret
+	Every     time.Duration  `yaml:"every" json:"every"`                   // at most this often
+	Timeout   time.Duration  `yaml:"timeout" json:"timeout"`               // of one member
+	Reference string         `yaml:"reference,omitempty" json:"reference"` // SHA-256 in hex; "" = members are compared with each other
 	Members   []ParityMember `yaml:"members" json:"members"`
 }
 
 // ParityMember is where one member's copy is read. Only hashes are ever shown.
 type ParityMember struct {
 	Name    string   `yaml:"name" json:"name"`
-	Path    string   `yaml:"path" json:"path,omitempty"`       // file on this machine
-	Command []string `yaml:"command" json:"command,omitempty"` // argv that prints it
+	Path    string   `yaml:"path,omitempty" json:"path,omitempty"`       // file on this machine
+	Command []string `yaml:"command,omitempty" json:"command,omitempty"` // argv that prints it
 }

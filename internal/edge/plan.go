@@ -5,8 +5,12 @@ import (
 	"time"
 )
 
+// InputVersion is written into recorded inputs; a file of another version is refused.
+const InputVersion = 1
+
 // Input is everything a plan is made of. It holds no secret.
 type Input struct {
+	Version int      `json:"version"`
 	Command string   `json:"command"` // retarget, drain, enable, reset, watchdog
 	Config  Config   `json:"config"`
 	Node    string   `json:"node"` // this machine's name
@@ -17,7 +21,25 @@ type Input struct {
 	Views   []View   `json:"views"`             // one for each replica
 	Answers []Answer `json:"answers,omitempty"` // of this run's probes
 	Ask     Ask      `json:"ask,omitzero"`      // what the operator wants
+
+	Only      []string          `json:"only,omitempty"`      // services that may change; empty = all
+	Parity    map[string]Parity `json:"parity,omitempty"`    // group -> how this run found it
+	Confirmed []Key             `json:"confirmed,omitempty"` // a miss of these is a veto at once
+	Diverted  []Key             `json:"diverted,omitempty"`  // under suspicion: left out while a healthy second is known
+	Back      []Key             `json:"back,omitempty"`      // diverted in error: their traffic comes back
+	Damage    []string          `json:"damage,omitempty"`    // state files that could not be read whole
+	HoldsAre  HoldsDamage       `json:"holds_are,omitempty"` // how much of Holds is known
 }
+
+// HoldsDamage says how much of the operator's word is known.
+type HoldsDamage string
+
+// The kinds of damage to holds. The zero value is none.
+const (
+	HoldsWhole    HoldsDamage = ""
+	HoldsSalvaged HoldsDamage = "salvaged" // from the last good copy: nobody is moved who need not be
+	HoldsLost     HoldsDamage = "lost"     // no copy can be read: the same, and who is drained is not known
+)
 
 // Ask is an operator's wish.
 type Ask struct {
@@ -27,6 +49,7 @@ type Ask struct {
 	Reason    string        `json:"reason,omitempty"`
 	For       time.Duration `json:"for,omitempty"` // 0 = until it is taken back
 	Force     bool          `json:"force,omitempty"`
+	At        int64         `json:"at,omitempty"` // unix milliseconds; 0 = now; answers from before a reset are forgotten with it
 }
 
 // Plan is the one value of a decision: it is printed by a dry run, compared by tests,
@@ -89,6 +112,8 @@ const (
 	HeldNoTarget    = "no_target"    // all candidates are out
 	HeldBusy        = "lock_busy"
 	HeldDamage      = "damaged_state"
+	HeldOwner       = "other_owner" // somebody else's hold remains
+	HeldNoSecond    = "no_second"   // a diversion has no healthy candidate to go to
 )
 
 // Note is a complaint.
@@ -103,8 +128,9 @@ type Note struct {
 type Choice struct {
 	Service    string         `json:"service"`
 	Family     int            `json:"family"`
-	Target     netip.AddrPort `json:"target"`    // invalid = none
-	Candidate  string         `json:"candidate"` // "" = none
+	Address    string         `json:"address,omitempty"` // 10.0.0.50:25565/tcp; "" = only nodes' own addresses
+	Target     netip.AddrPort `json:"target"`            // invalid = none
+	Candidate  string         `json:"candidate"`         // "" = none
 	Was        netip.AddrPort `json:"was"`
 	Epoch      uint64         `json:"epoch"`
 	Writer     string         `json:"writer"` // replica that moves it
@@ -150,5 +176,62 @@ type Flush struct {
 	Reason  string         `json:"reason"`
 }
 
+// The codes of Note.
+const (
+	NoteDisagree      = "disagree"        // replicas, or their configurations, differ
+	NoteLastResort    = "last_resort"     // all candidates are out
+	NoteDrainedServes = "drained_serves"  // all candidates are held
+	NoteParity        = "parity"          // files that must be equal differ
+	NoteRefuses       = "refuses_logins"  // a candidate answers and takes no logins
+	NoteOneNode       = "two_on_one_node" // the second is decorative
+	NoteTwoHolders    = "two_holders"     // two machines have one address
+	NoteNoWriter      = "no_writer"       // nobody moves the service
+	NoteDamage        = "damaged_state"   // a state file could not be read whole
+	NoteNoCandidate   = "no_candidate"    // of the family
+	NoteUnknownHold   = "hold_of_nothing" // of a candidate that configuration does not have
+	NoteForced        = "forced"          // a guard was overridden
+	NoteUnreachable   = "unreachable"     // a replica has not answered for a while
+)
+
 // Changes says whether the plan would change anything in the world.
 func (p Plan) Changes() bool { return len(p.Steps) > 0 }
+
+// HeldBack says whether a guard kept the run from something it would have done.
+func (p Plan) HeldBack() bool {
+	for _, h := range p.Held {
+		if h.Code != HeldUnreachable && h.Code != HeldBusy {
+			return true
+		}
+	}
+	return false
+}
+
+// Unreachable says whether a replica could not be reached.
+func (p Plan) Unreachable() bool {
+	for _, h := range p.Held {
+		if h.Code == HeldUnreachable {
+			return true
+		}
+	}
+	return false
+}
+
+// Busy says whether another run's lock kept this one from its commit.
+func (p Plan) Busy() bool {
+	for _, h := range p.Held {
+		if h.Code == HeldBusy {
+			return true
+		}
+	}
+	return false
+}
+
+// Disagrees says whether replicas that could be reached differ.
+func (p Plan) Disagrees() bool {
+	for _, n := range p.Notes {
+		if n.Loud && (n.Code == NoteDisagree || n.Code == NoteTwoHolders) {
+			return true
+		}
+	}
+	return false
+}

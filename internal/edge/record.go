@@ -22,7 +22,9 @@ type Memory struct {
 	Vetoes  []Veto             `json:"vetoes,omitempty"`
 	Health  map[Key]Health     `json:"health,omitempty"`
 	Parity  map[string]Parity  `json:"parity,omitempty"`
-	Alerts  map[string]AlertAt `json:"alerts,omitempty"`
+	Alerts  map[string]AlertAt `json:"alerts,omitempty"` // CODE/OBJECT of a complaint that lasts
+	Doubts  map[string]int64   `json:"doubts,omitempty"` // difference that may be passing -> since, unix seconds
+	Resets  map[Key]int64      `json:"resets,omitempty"` // when an operator had a verdict forgotten, unix milliseconds
 }
 
 // Target is what a service led to when a run last saw or moved it; after a reboot the
@@ -61,6 +63,9 @@ type Health struct {
 	Asked    int64         `json:"asked"`              // unix milliseconds of the last probe
 	Reason   string        `json:"reason,omitempty"`   // of the last miss
 	RTT      time.Duration `json:"rtt,omitempty"`      // of the last good one
+	Refusals int           `json:"refusals,omitempty"` // logins refused in a row
+	Logins   int           `json:"logins,omitempty"`   // logins taken in a row
+	Refusing bool          `json:"refusing,omitempty"` // it answers and takes no logins
 	Lifetime time.Duration `json:"lifetime,omitempty"` // after which the server closes an idle connection; 0 = not known
 	Short    int           `json:"short,omitempty"`    // lives in a row that were too short for a tripwire
 }

@@ -1,7 +1,10 @@
 package edge
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -51,6 +54,63 @@ type Table struct {
 	Always    []Endpoint   `json:"always,omitempty"`    // candidates whose clients' addresses are replaced
 	OnLink    []OnLink     `json:"on_link,omitempty"`
 	Leases    []Lease      `json:"leases,omitempty"`
+}
+
+// Sort puts every list of the table into its order: by address, port, protocol; leases by node.
+func (t *Table) Sort() {
+	slices.SortFunc(t.Targets, compareElements)
+	slices.SortFunc(t.Nodes, compareElements)
+	slices.SortFunc(t.Services, compareEndpoints)
+	slices.SortFunc(t.Addresses, netip.Addr.Compare)
+	slices.SortFunc(t.Backends, compareEndpoints)
+	slices.SortFunc(t.Always, compareEndpoints)
+	slices.SortFunc(t.OnLink, compareOnLink)
+	slices.SortFunc(t.Leases, compareLeases)
+}
+
+// Equal says whether two sorted tables hold the same, but for the time that leases have left.
+func (t Table) Equal(o Table) bool {
+	return slices.Equal(t.Targets, o.Targets) && slices.Equal(t.Nodes, o.Nodes) && slices.Equal(t.Services, o.Services) &&
+		slices.Equal(t.Addresses, o.Addresses) && slices.Equal(t.Backends, o.Backends) && slices.Equal(t.Always, o.Always) &&
+		slices.Equal(t.OnLink, o.OnLink) && slices.EqualFunc(t.Leases, o.Leases, sameLease)
+}
+
+// sorted is the table in order; lists that are not are copied first.
+func (t Table) sorted() Table {
+	t.Targets = inOrder(t.Targets, compareElements)
+	t.Nodes = inOrder(t.Nodes, compareElements)
+	t.Services = inOrder(t.Services, compareEndpoints)
+	t.Addresses = inOrder(t.Addresses, netip.Addr.Compare)
+	t.Backends = inOrder(t.Backends, compareEndpoints)
+	t.Always = inOrder(t.Always, compareEndpoints)
+	t.OnLink = inOrder(t.OnLink, compareOnLink)
+	t.Leases = inOrder(t.Leases, compareLeases)
+	return t
+}
+
+func inOrder[T any](list []T, by func(a, b T) int) []T {
+	if slices.IsSortedFunc(list, by) {
+		return list
+	}
+	list = slices.Clone(list)
+	slices.SortFunc(list, by)
+	return list
+}
+
+func compareEndpoints(a, b Endpoint) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol))
+}
+
+func compareElements(a, b Element) int { return compareEndpoints(a.From, b.From) }
+
+func compareOnLink(a, b OnLink) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()))
+}
+
+func compareLeases(a, b Lease) int { return strings.Compare(a.Node, b.Node) }
+
+func sameLease(a, b Lease) bool {
+	return a.Node == b.Node && a.Config == b.Config && a.Opinion == b.Opinion && slices.Equal(a.Holds, b.Holds)
 }
 
 // View is one replica's table as it was found.

@@ -1,0 +1,34 @@
+package edge
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// Reload takes in at once what others wrote into the state: what a predecessor knew when it
+// let go. It moves nothing.
+func (s *Session) Reload() { s.reload() }
+
+// Compare looks at one parity group, unless somebody did so less than its Every ago. g is
+// one of Config.Parity.
+func (s *Session) Compare(ctx context.Context, g ParityGroup) (Result, error) {
+	if s.Parity == nil {
+		return Result{}, nil
+	}
+	s.mu.Lock()
+	last, ok := s.in.Memory.Parity[g.Name]
+	s.mu.Unlock()
+	if ok && s.Now().Unix()-last.At < int64(g.Every/time.Second) {
+		return Result{}, nil
+	}
+	found := s.Parity(ctx, g)
+	if err := ctx.Err(); err != nil {
+		return Result{}, err
+	}
+	return s.act(ctx, func(in *Input) bool {
+		in.Parity = map[string]Parity{g.Name: found}
+		in.Answers, in.Confirmed = slices.Clone(s.left), slices.Clone(s.sure)
+		return true
+	})
+}
