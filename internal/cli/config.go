@@ -43,7 +43,7 @@ func runConfigCheck(a *app) error {
 	res := checkResult{File: c.From.File, OK: len(bad) == 0, Complaints: append([]config.Complaint{}, complaints...)}
 	err = a.print(res, func(w io.Writer) {
 		if res.OK {
-			fmt.Fprintf(w, "%s: ok (%d lanes, %d sources)\n", res.File, len(c.Egress.Lanes), len(c.Egress.Sources))
+			fmt.Fprintf(w, "%s: ok (%d lanes, %d sources, %d services)\n", res.File, len(c.Egress.Lanes), len(c.Egress.Sources), len(c.Edge.Services))
 		}
 	})
 	if err != nil {

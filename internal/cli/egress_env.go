@@ -35,10 +35,11 @@ import (
 // egressEnv joins the domain to the real world. The caller closes it.
 type egressEnv struct {
 	egress.Env
-	plane *plane.Plane
-	hooks *hooks
-	log   *slog.Logger
-	temp  string // state folder of a dry run on a machine that has none yet
+	plane  *plane.Plane
+	hooks  *hooks
+	alerts *alerts
+	log    *slog.Logger
+	temp   string // state folder of a dry run on a machine that has none yet
 }
 
 // openEgress wires everything that an egress pass needs. A run that changes nothing opens
@@ -71,9 +72,11 @@ func (a *app) openEgress(ctx context.Context, c config.Config, command string, w
 	e.Recovery = a.strategies(e, c.Egress)
 	e.Holder = fmt.Sprintf("shunt %s", command)
 	e.hooks = startHooks(context.WithoutCancel(ctx), a, c.Hooks)
+	e.alerts = a.startAlerts(c)
 	e.Notify = func(_ context.Context, ev journal.Event) {
 		a.logEvent(ev)
 		e.hooks.add(ev)
+		e.alerts.mode(ev, a.Now())
 	}
 	return e, nil
 }
@@ -110,6 +113,7 @@ func fingerprintSalt(ctx context.Context, d *state.Dir) ([]byte, error) {
 
 func (e *egressEnv) Close() error {
 	e.hooks.wait()
+	e.alerts.close(context.Background())
 	if e.temp != "" {
 		_ = os.RemoveAll(e.temp)
 	}

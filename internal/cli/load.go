@@ -25,10 +25,10 @@ func (a *app) load(sections ...string) (config.Config, error) {
 }
 
 // loadOrLastGood is load for runs that nobody watches: where the file does not pass, the
-// last configuration that did is used, loudly.
+// last configuration that did, as far as the first of these sections goes, is used, loudly.
 func (a *app) loadOrLastGood(sections ...string) (config.Config, error) {
 	o := a.loadOptions(sections...)
-	o.LastGood = config.LastGoodName(config.File(o))
+	o.LastGood = config.LastGoodName(config.File(o), sections[0])
 	return a.loadWith(o)
 }
 
@@ -59,13 +59,13 @@ func (a *app) unreadable(err error) error {
 	return &exitError{Code: exitConfig, Err: err, Hint: hint}
 }
 
-// keepConfig saves the file that passed as the last good copy. Commands that change
-// things call it after load; a copy that is the same already is left alone.
-func (a *app) keepConfig(ctx context.Context, c config.Config) error {
+// keepConfig saves the file that passed as the last good copy of a section. Commands that
+// change things call it after load; a copy that is the same already is left alone.
+func (a *app) keepConfig(ctx context.Context, c config.Config, section string) error {
 	if c.From.LastGood {
 		return nil
 	}
-	path := filepath.Join(c.StateDir, config.LastGoodName(c.From.File))
+	path := filepath.Join(c.StateDir, config.LastGoodName(c.From.File, section))
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, c.From.Raw) {
 		return nil
 	}

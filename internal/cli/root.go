@@ -53,6 +53,8 @@ func newRootCommand(a *app) *cobra.Command {
 	a.flags.addFlags(cmd.PersistentFlags())
 	cmd.AddCommand(
 		newEgressCommand(a),
+		newEdgeCommand(a),
+		newWatchdogCommand(a),
 		newConfigCommand(a),
 		newLabCommand(a),
 		newLaneCommand(a),

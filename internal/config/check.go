@@ -29,6 +29,9 @@ func (r *reader) check() {
 	}
 	c := &r.cfg
 	r.checkCommon(c)
+	r.checkAlerts(c.Alerts)
+	r.checkWatchdog(c.Watchdog)
+	r.checkEdge(&c.Edge)
 	e := &c.Egress
 	r.checkSources(e.Sources)
 	r.checkPool(e.Pool)

@@ -60,8 +60,8 @@ func (r *reader) checkLanes(e *egress.Config) {
 		}
 		r.checkDriver(at, l)
 	}
-	if len(e.Lanes) == 0 {
-		r.warn("egress.lanes", "no lane is named: there is nothing to keep up", "")
+	if len(e.Lanes) == 0 && len(r.cfg.Edge.Services) == 0 {
+		r.warn("egress.lanes", "no lane is named: there is nothing to keep up", "name lanes here, or services in edge.services")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/edge"
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
@@ -19,16 +20,22 @@ const DefaultPath = "/etc/shunt/shunt.yaml"
 // Sections of the file. SectionCommon is everything that each command needs: the file
 // itself and its top-level keys.
 const (
-	SectionCommon = ""
-	SectionEgress = "egress"
+	SectionCommon   = ""
+	SectionEgress   = "egress"
+	SectionEdge     = "edge"
+	SectionWatchdog = "watchdog"
+	SectionAlerts   = "alerts"
 )
 
 // Config is the whole configuration.
 type Config struct {
-	StateDir string        `yaml:"state_dir" json:"state_dir"` // absolute folder
-	Log      Log           `yaml:"log" json:"log"`
-	Hooks    Hooks         `yaml:"hooks" json:"hooks"`
-	Egress   egress.Config `yaml:"egress" json:"egress"`
+	StateDir string            `yaml:"state_dir" json:"state_dir"` // absolute folder
+	Log      Log               `yaml:"log" json:"log"`
+	Hooks    Hooks             `yaml:"hooks" json:"hooks"`
+	Alerts   edge.AlertsConfig `yaml:"alerts" json:"alerts"`
+	Watchdog Watchdog          `yaml:"watchdog" json:"watchdog"`
+	Edge     edge.Config       `yaml:"edge" json:"edge"`
+	Egress   egress.Config     `yaml:"egress" json:"egress"`
 
 	From From `yaml:"-" json:"-"`
 }
@@ -76,6 +83,14 @@ func (l Level) Slog() slog.Level {
 type Hooks struct {
 	OnEvent []string      `yaml:"on_event" json:"on_event"` // argv; the event is JSON on its stdin
 	Timeout time.Duration `yaml:"timeout" json:"timeout"`
+}
+
+// Watchdog is what `shunt watchdog` does when its flags say nothing else.
+type Watchdog struct {
+	Interval time.Duration `yaml:"interval" json:"interval"` // between the beginnings of two rounds of egress, and of looks at the machine
+	For      time.Duration `yaml:"for" json:"for"`           // life of one run, counted from its start
+	Edge     bool          `yaml:"edge" json:"edge"`         // watch the candidates of services
+	Egress   bool          `yaml:"egress" json:"egress"`     // watch the lanes
 }
 
 // Complaint is one fault of a configuration.
@@ -132,11 +147,13 @@ func Blocking(cs []Complaint, sections ...string) []Complaint {
 func sectionOf(path string) string {
 	first, _, _ := strings.Cut(path, ".")
 	first, _, _ = strings.Cut(first, "[")
-	if first == SectionEgress {
-		return SectionEgress
+	if slices.Contains(Sections(), first) {
+		return first
 	}
 	return SectionCommon
 }
 
 // Sections returns the sections beside the common one.
-func Sections() []string { return []string{SectionEgress} }
+func Sections() []string {
+	return []string{SectionAlerts, SectionWatchdog, SectionEdge, SectionEgress}
+}

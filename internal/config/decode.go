@@ -23,15 +23,18 @@ type origin struct {
 type reader struct {
 	file       string
 	cfg        Config
-	origins    map[string]origin // key path -> place
-	bad        map[string]bool   // key paths that have a complaint already
+	root       *yaml.Node        // the file's mapping; nil = nothing was read
+	set        map[string]origin // key path -> flag or variable that set it
+	steps      []step            // where in the file value stands
+	shapes     map[reflect.Type]*shape
+	bad        map[string]bool // key paths that have a complaint already
 	complaints []Complaint
 	more       int  // complaints beyond maxComplaints
 	unread     bool // the file is no YAML: what it does not say is not judged
 }
 
 func newReader(file string) *reader {
-	return &reader{file: file, cfg: Default(), origins: map[string]origin{}, bad: map[string]bool{}}
+	return &reader{file: file, cfg: Default(), set: map[string]origin{}, shapes: map[reflect.Type]*shape{}, bad: map[string]bool{}}
 }
 
 func (r *reader) add(c Complaint) {
@@ -68,103 +71,122 @@ func (r *reader) judge(path, msg, hint string, warning bool) {
 	})
 }
 
-// origin is the place of a key, or that of the nearest mapping above it that is written.
-func (r *reader) origin(path string) origin {
-	for p := path; p != ""; {
-		if o, ok := r.origins[p]; ok {
-			return o
-		}
-		i := strings.LastIndexAny(p, ".[")
-		if i < 0 {
-			break
-		}
-		p = p[:i]
-	}
-	return origin{file: r.file}
-}
-
 // value reads a node into dst, which keeps what could not be read.
-func (r *reader) value(n *yaml.Node, dst reflect.Value, path string) {
-	if path != "" {
-		r.origins[path] = origin{file: r.file, line: n.Line, column: n.Column}
-	}
-	if r.foreign(n, path) {
+func (r *reader) value(n *yaml.Node, dst reflect.Value) {
+	if r.foreign(n) {
 		return
 	}
 	null := n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
-	switch formOf(dst.Type()) {
+	switch s := r.shape(dst.Type()); s.form {
 	case formMapping:
 		if null { // every key below it is a comment
 			return
 		}
-		if n.Kind != yaml.MappingNode {
-			r.node(n, path, kindName(n)+" where a mapping is wanted", mappingHint(n, dst.Type()))
+		if n.Kind == yaml.ScalarNode && s.short != nil {
+			if f := s.short(dst, n.Value); f != nil {
+				r.node(n, r.at(), f.msg, f.hint)
+			}
 			return
 		}
-		r.mapping(n, dst, path)
+		if n.Kind != yaml.MappingNode {
+			r.node(n, r.at(), kindName(n)+" where a mapping is wanted", mappingHint(n, dst.Type()))
+			return
+		}
+		r.mapping(n, dst, s)
 	case formList:
 		if null {
 			return
 		}
 		if n.Kind != yaml.SequenceNode {
-			r.node(n, path, kindName(n)+" where a list is wanted", listHint(n))
+			r.node(n, r.at(), kindName(n)+" where a list is wanted", listHint(n))
 			return
 		}
-		r.list(n, dst, path)
+		r.list(n, dst)
 	case formScalar, formUnknown:
-		r.scalar(n, dst, path, null)
+		r.scalar(n, dst, null)
 	}
 }
 
 // foreign reports YAML features that a configuration does not need and that hide or
 // multiply content.
-func (r *reader) foreign(n *yaml.Node, path string) bool {
+func (r *reader) foreign(n *yaml.Node) bool {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		r.node(n, path, fmt.Sprintf("alias %s is not supported", quote("*"+n.Value)), "write the value out")
+		r.node(n, r.at(), fmt.Sprintf("alias %s is not supported", quote("*"+n.Value)), "write the value out")
 	case n.Anchor != "":
-		r.node(n, path, fmt.Sprintf("anchor %s is not supported", quote("&"+n.Anchor)), "write each value out where it is used")
+		r.node(n, r.at(), fmt.Sprintf("anchor %s is not supported", quote("&"+n.Anchor)), "write each value out where it is used")
 	case n.Style&yaml.TaggedStyle != 0:
-		r.node(n, path, fmt.Sprintf("tag %s is not supported", quote(n.Tag)), "write the value without a tag")
+		r.node(n, r.at(), fmt.Sprintf("tag %s is not supported", quote(n.Tag)), "write the value without a tag")
 	default:
 		return false
 	}
 	return true
 }
 
-func (r *reader) mapping(n *yaml.Node, dst reflect.Value, path string) {
-	known := fields(dst.Type())
-	seen := map[string]int{}
+func (r *reader) mapping(n *yaml.Node, dst reflect.Value, s *shape) {
+	seen := make([]int, len(s.fields)) // line of each known key; 0 = not yet
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, v := n.Content[i], n.Content[i+1]
 		if k.Kind != yaml.ScalarNode || k.Anchor != "" {
-			r.node(k, join(path, "?"), "a key must be a plain word", "")
+			r.node(k, join(r.at(), "?"), "a key must be a plain word", "")
 			continue
 		}
-		at := join(path, cleanKey(k.Value))
-		if line, dup := seen[k.Value]; dup {
-			r.node(k, at, fmt.Sprintf("key is written twice, first in line %d", line), "keep one of them")
-			continue
-		}
-		seen[k.Value] = k.Line
-		j := slices.IndexFunc(known, func(f field) bool { return f.key == k.Value })
+		j := s.index(k.Value)
 		if j < 0 {
-			r.node(k, at, "unknown key", keyHint(k.Value, path, dst.Type()))
+			r.unknown(n, i, dst.Type())
 			continue
 		}
-		into := dst.Field(known[j].index)
+		if seen[j] > 0 {
+			r.twice(k, join(r.at(), k.Value), seen[j])
+			continue
+		}
+		seen[j] = k.Line
+		into := dst.Field(s.fields[j].index)
 		if into.IsZero() {
 			into.Set(prototype(into.Type()))
 		}
-		r.value(v, into, at)
+		r.steps = append(r.steps, step{key: k.Value})
+		r.value(v, into)
+		r.steps = r.steps[:len(r.steps)-1]
 	}
 }
 
-func (r *reader) list(n *yaml.Node, dst reflect.Value, path string) {
+// unknown complains about the key at i of a mapping of type t.
+func (r *reader) unknown(n *yaml.Node, i int, t reflect.Type) {
+	if r.more > 0 { // enough is said: a file of nothing but such keys takes no longer
+		r.more++
+		return
+	}
+	k := n.Content[i]
+	path := join(r.at(), cleanKey(k.Value))
+	if line := firstLine(n.Content[:i], k.Value); line > 0 {
+		r.twice(k, path, line)
+		return
+	}
+	r.node(k, path, "unknown key", keyHint(k.Value, r.at(), t))
+}
+
+func (r *reader) twice(k *yaml.Node, path string, line int) {
+	r.node(k, path, fmt.Sprintf("key is written twice, first in line %d", line), "keep one of them")
+}
+
+// firstLine is the line of a key among keys and values; 0 = it is not there.
+func firstLine(content []*yaml.Node, key string) int {
+	for i := 0; i+1 < len(content); i += 2 {
+		if content[i].Kind == yaml.ScalarNode && content[i].Value == key {
+			return content[i].Line
+		}
+	}
+	return 0
+}
+
+func (r *reader) list(n *yaml.Node, dst reflect.Value) {
 	out := reflect.MakeSlice(dst.Type(), len(n.Content), len(n.Content))
 	for i, c := range n.Content {
 		out.Index(i).Set(prototype(dst.Type().Elem()))
-		r.value(c, out.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		r.steps = append(r.steps, step{index: i, entry: true})
+		r.value(c, out.Index(i))
+		r.steps = r.steps[:len(r.steps)-1]
 	}
 	if len(n.Content) == 0 { // an empty list and none are the same thing
 		out = reflect.Zero(dst.Type())
@@ -172,29 +194,29 @@ func (r *reader) list(n *yaml.Node, dst reflect.Value, path string) {
 	dst.Set(out)
 }
 
-func (r *reader) scalar(n *yaml.Node, dst reflect.Value, path string, null bool) {
+func (r *reader) scalar(n *yaml.Node, dst reflect.Value, null bool) {
 	switch {
 	case n.Kind != yaml.ScalarNode:
-		r.node(n, path, fmt.Sprintf("%s where one value is wanted (%s)", kindName(n), typeName(dst.Type())), "")
+		r.node(n, r.at(), fmt.Sprintf("%s where one value is wanted (%s)", kindName(n), typeName(dst.Type())), "")
 		return
 	case null:
 		hint := "write a value, or remove the key to have its default"
 		if dst.Kind() == reflect.String && words(dst.Type()) == nil {
 			hint = `write "" for an empty text, or remove the key to have its default`
 		}
-		r.node(n, path, "has no value", hint)
+		r.node(n, r.at(), "has no value", hint)
 		return
 	}
 	quoted := n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) != 0
 	if quoted && typeName(dst.Type()) != "duration" {
 		switch dst.Kind() { //nolint:exhaustive // only these are not text in YAML
 		case reflect.Bool, reflect.Int, reflect.Int64, reflect.Float64:
-			r.node(n, path, fmt.Sprintf("text where a value is wanted (%s)", typeName(dst.Type())), "write it without quotes")
+			r.node(n, r.at(), fmt.Sprintf("text where a value is wanted (%s)", typeName(dst.Type())), "write it without quotes")
 			return
 		}
 	}
 	if f := setScalar(dst, n.Value); f != nil {
-		r.node(n, path, f.msg, f.hint)
+		r.node(n, r.at(), f.msg, f.hint)
 	}
 }
 
@@ -254,10 +276,14 @@ func keyHint(key, path string, t reflect.Type) string {
 	if n := Nearest(key, names); n != "" {
 		return fmt.Sprintf("did you mean %q?", n)
 	}
+	other := ""
 	for _, k := range keys() {
-		if strings.HasSuffix(k.Path, "."+key) {
-			return fmt.Sprintf("there is %s; here the keys are %s", k.Path, strings.Join(names, ", "))
+		if strings.HasSuffix(k.Path, "."+key) && (other == "" || sectionOf(other) != sectionOf(path) && sectionOf(k.Path) == sectionOf(path)) {
+			other = k.Path // the section's own before that of others
 		}
+	}
+	if other != "" {
+		return fmt.Sprintf("there is %s; here the keys are %s", other, strings.Join(names, ", "))
 	}
 	where := "here"
 	if path == "" {

@@ -1,10 +1,12 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/edge"
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
@@ -16,6 +18,11 @@ func Default() Config {
 		StateDir: "/var/lib/shunt",
 		Log:      Log{Level: LevelInfo},
 		Hooks:    Hooks{Timeout: 10 * time.Second},
+		Alerts:   edge.AlertsConfig{MinGap: edge.DefaultAlertMinGap},
+		Watchdog: Watchdog{Interval: time.Second, For: 65 * time.Second, Edge: true, Egress: true},
+		Edge: edge.Config{
+			Writer: edge.WriterAuto, MaxConcurrent: 64, VetoFor: 30 * time.Second, Deadline: 2 * time.Second,
+		},
 		Egress: egress.Config{
 			Pool: egress.PoolConfig{
 				StrictForeign: "ok-awg1-strict-foreign-latest.tsv",
@@ -80,27 +87,54 @@ func prototype(t reflect.Type) reflect.Value {
 		return reflect.ValueOf(egress.Lane{Driver: egress.DriverWireGuard, NAT: egress.NATMasquerade, FailMode: egress.FailDirect})
 	case reflect.TypeFor[egress.Commands]():
 		return reflect.ValueOf(egress.Commands{Timeout: 60 * time.Second})
+	case reflect.TypeFor[edge.Service]():
+		return reflect.ValueOf(edge.Service{
+			Protocols: []edge.Protocol{edge.TCP}, Strategy: edge.StrategyFirstAvailable, Sticky: true,
+			SNAT: edge.SNATHairpin, Tripwire: true, OnHint: edge.OnHintConfirm, Probe: probe(),
+		})
+	case reflect.TypeFor[edge.Probe]():
+		return reflect.ValueOf(probe())
+	case reflect.TypeFor[edge.Candidate]():
+		return reflect.ValueOf(edge.Candidate{Weight: 1})
+	case reflect.TypeFor[edge.ParityGroup]():
+		return reflect.ValueOf(edge.ParityGroup{Every: time.Minute, Timeout: 5 * time.Second})
+	case reflect.TypeFor[edge.AlertTarget]():
+		return reflect.ValueOf(edge.AlertTarget{Timeout: edge.DefaultAlertTimeout, Level: edge.LevelInfo})
 	}
 	return reflect.Zero(t)
 }
 
-// words returns the words of an enumerated type; nil when the type is not one.
-func words(t reflect.Type) []string {
-	switch t {
-	case reflect.TypeFor[Level]():
-		return []string{string(LevelDebug), string(LevelInfo), string(LevelWarn), string(LevelError)}
-	case reflect.TypeFor[egress.SourceType]():
-		return []string{string(egress.SourceDir), string(egress.SourceArchive), string(egress.SourceExec), string(egress.SourceHTTP), string(egress.SourceMullvad)}
-	case reflect.TypeFor[egress.Ownership]():
-		return []string{string(egress.OwnershipAny), string(egress.OwnershipOwned), string(egress.OwnershipRented)}
-	case reflect.TypeFor[egress.Driver]():
-		return []string{string(egress.DriverWireGuard), string(egress.DriverAmneziaWG), string(egress.DriverCommands)}
-	case reflect.TypeFor[egress.PoolName]():
-		return []string{string(egress.PoolNameForeign), string(egress.PoolNameAll), string(egress.PoolNameWorking)}
-	case reflect.TypeFor[egress.FailMode]():
-		return []string{string(egress.FailDirect), string(egress.FailOtherLane), string(egress.FailClosed)}
-	case reflect.TypeFor[egress.NATMode]():
-		return []string{string(egress.NATMasquerade), string(egress.NATNone)}
+// probe is how a candidate is asked when nothing is said.
+func probe() edge.Probe {
+	return edge.Probe{
+		Type: edge.ProbeTCP, Interval: time.Second, Cap: 700 * time.Millisecond, Misses: 2, Rise: 1, Status: []string{"200-399"},
 	}
-	return nil
+}
+
+// shortForm returns what reads a mapping that is written as one word; nil = none does.
+func shortForm(t reflect.Type) func(dst reflect.Value, text string) *fault {
+	if t != reflect.TypeFor[edge.Candidate]() {
+		return nil
+	}
+	return func(dst reflect.Value, text string) *fault {
+		c, ok := dst.Addr().Interface().(*edge.Candidate)
+		if !ok {
+			return &fault{"cannot be set", ""}
+		}
+		if a, err := netip.ParseAddrPort(text); err == nil {
+			c.Addresses, c.Port = []netip.Addr{a.Addr()}, int(a.Port())
+			if c.Port == 0 {
+				return &fault{fmt.Sprintf("%s has port 0", quote(text)), "write the port that the candidate listens on, or none for the service's"}
+			}
+			return nil
+		}
+		if a, err := netip.ParseAddr(text); err == nil {
+			c.Addresses = []netip.Addr{a}
+			return nil
+		}
+		return &fault{
+			fmt.Sprintf("%s is not a candidate", quote(text)),
+			"write an address with a port, such as 10.0.0.29:25565 or [fd00::29]:25565, an address alone, or a mapping of name, node, addresses",
+		}
+	}
 }

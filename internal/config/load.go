@@ -12,10 +12,12 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/shunt-net/shunt/internal/edge"
 )
 
 // maxBytes bounds a configuration file.
-const maxBytes = 1 << 20
+const maxBytes = 8 << 20
 
 // Options say what to load.
 type Options struct {
@@ -55,6 +57,7 @@ func Load(o Options) (Config, []Complaint, error) {
 	}
 	r.cfg.From = From{File: path, Raw: raw}
 	cs := r.sorted()
+	r.dropTargets(cs)
 	if err == nil && len(Blocking(cs, o.Sections...)) == 0 {
 		return r.cfg, cs, nil
 	}
@@ -64,6 +67,34 @@ func Load(o Options) (Config, []Complaint, error) {
 		}
 	}
 	return r.cfg, cs, err
+}
+
+// dropTargets leaves out what is wrong of the alerts: no command needs that section to
+// pass, and the targets that are right go on being told.
+func (r *reader) dropTargets(cs []Complaint) {
+	bad := map[int]bool{}
+	for _, c := range Blocking(cs, SectionAlerts) {
+		var i int
+		switch {
+		case c.Section != SectionAlerts:
+		case c.Key == "alerts.min_gap":
+			r.cfg.Alerts.MinGap = Default().Alerts.MinGap
+		default:
+			if _, err := fmt.Sscanf(c.Key, "alerts.targets[%d]", &i); err == nil {
+				bad[i] = true
+			}
+		}
+	}
+	if len(bad) == 0 {
+		return
+	}
+	var sound []edge.AlertTarget
+	for i, t := range r.cfg.Alerts.Targets {
+		if !bad[i] {
+			sound = append(sound, t)
+		}
+	}
+	r.cfg.Alerts.Targets = sound
 }
 
 // File is the path of the file that Load reads.
@@ -138,13 +169,14 @@ func lastGood(o Options, failed *reader, raw []byte) (Config, []Complaint, bool)
 	r.check()
 	r.cfg.From = From{File: path, Raw: good, LastGood: true}
 	cs := r.sorted()
+	r.dropTargets(cs)
 	return r.cfg, cs, len(Blocking(cs, o.Sections...)) == 0
 }
 
 // stateDir is the state folder of a file that did not pass. Its line is looked for in the
 // text where the file is not even YAML.
 func stateDir(failed *reader, raw []byte) string {
-	if _, ok := failed.origins["state_dir"]; !ok {
+	if _, ok := failed.set["state_dir"]; !ok && failed.find("state_dir") == nil {
 		if m := regexp.MustCompile(`(?m)^state_dir:[ \t]*["']?(/[^"'#\s]*)`).FindSubmatch(raw); m != nil {
 			return string(m[1])
 		}
@@ -173,10 +205,16 @@ func explain(path, used string, cs []Complaint, err error) []Complaint {
 func Missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // LastGoodName is the name, inside the state folder, of the last good copy of the file at
-// path: each file has a copy of its own, so that trying another one spoils nothing.
-func LastGoodName(path string) string {
+// path: each file has a copy of its own, so that trying another one spoils nothing, and
+// each section that a run needs (egress has none written into the name): a file whose
+// other section is broken says nothing of this one.
+func LastGoodName(path, section string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs
 	}
-	return filepath.Join("last-good", strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-"))
+	name := strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
+	if section != SectionEgress && section != SectionCommon {
+		name = section + "@" + name
+	}
+	return filepath.Join("last-good", name)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-net/shunt/internal/egress"
 )
 
-func write(t *testing.T, path, text string) string {
+func write(t testing.TB, path, text string) string {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestRefusedFiles(t *testing.T) {
 		"a pipe nobody writes to": {pipe, "is not a regular file"},
 		"anybody may write":       {open, "anybody may write to it, and shunt would run what it says"},
 		"a folder":                {dir, "is not a regular file"},
-		"endless":                 {big, "is larger than 1048576 bytes"},
+		"endless":                 {big, "is larger than 8388608 bytes"},
 	} {
 		c, cs, err := Load(Options{Path: tt.path})
 		if err != nil || len(cs) != 1 || cs[0].Msg != tt.want || len(Blocking(cs)) != 1 {
@@ -229,9 +229,11 @@ func TestABrokenCopyHelpsNobody(t *testing.T) {
 	}
 }
 
-func TestEachFileHasItsOwnCopy(t *testing.T) {
-	if got := LastGoodName("/etc/shunt/shunt.yaml"); got != "last-good/etc-shunt-shunt.yaml" {
-		t.Error(got)
+func TestEachFileAndSectionHasItsOwnCopy(t *testing.T) {
+	for section, want := range map[string]string{SectionEgress: "last-good/etc-shunt-shunt.yaml", SectionEdge: "last-good/edge@etc-shunt-shunt.yaml"} {
+		if got := LastGoodName("/etc/shunt/shunt.yaml", section); got != want {
+			t.Error(got)
+		}
 	}
 }
 

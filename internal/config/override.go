@@ -69,7 +69,7 @@ func (r *reader) override(o Options) {
 
 // setKey reads one value that did not come from the file.
 func (r *reader) setKey(k Key, text, source string) {
-	r.origins[k.Path] = origin{source: source}
+	r.set[k.Path] = origin{source: source}
 	delete(r.bad, k.Path) // what the file says there is another fault
 	if f := setScalar(at(reflect.ValueOf(&r.cfg).Elem(), k.Path), text); f != nil {
 		r.complain(k.Path, f.msg, f.hint)

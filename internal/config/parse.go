@@ -22,6 +22,11 @@ func parse(file string, raw []byte) *reader {
 		r.unread = true
 		return r
 	}
+	if root, ok := quick(raw); ok {
+		r.root = root
+		r.value(root, reflect.ValueOf(&r.cfg).Elem())
+		return r
+	}
 	var doc, next yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(raw))
 	switch err := dec.Decode(&doc); {
@@ -43,7 +48,8 @@ func parse(file string, raw []byte) *reader {
 		r.node(root, "", kindName(root)+" where the file's mapping is wanted", "the keys at the top are "+keyList(reflect.TypeFor[Config]()))
 		return r
 	}
-	r.value(root, reflect.ValueOf(&r.cfg).Elem(), "")
+	r.root = root
+	r.value(root, reflect.ValueOf(&r.cfg).Elem())
 	if err := dec.Decode(&next); !errors.Is(err, io.EOF) {
 		r.second(raw, &next, err)
 	}
@@ -53,6 +59,9 @@ func parse(file string, raw []byte) *reader {
 // tabs complains about each line that is indented with a tab, and says whether it did.
 func (r *reader) tabs(raw []byte) bool {
 	found := false
+	if bytes.IndexByte(raw, '\t') < 0 {
+		return false
+	}
 	for i, line := range strings.Split(string(raw), "\n") {
 		body := strings.TrimLeft(line, " \t")
 		indent := line[:len(line)-len(body)]

@@ -135,7 +135,7 @@ func TestFaultsOfAFile(t *testing.T) {
 		},
 		{
 			"a list at the top", "- a\n",
-			"1:1 : a list where the file's mapping is wanted | the keys at the top are state_dir, log, hooks, egress\n",
+			"1:1 : a list where the file's mapping is wanted | the keys at the top are state_dir, log, hooks, alerts, watchdog, edge, egress\n",
 		},
 		{
 			"a missing colon below a section", lines("log:", "  level info", "state_dir: /a"),
@@ -155,7 +155,7 @@ func TestFaultsOfAFile(t *testing.T) {
 		},
 		{
 			"a key that would break the line", "\"a\\nb\": 1\n",
-			"1:1 \"a\\nb\": unknown key | the keys at the top are state_dir, log, hooks, egress\n",
+			"1:1 \"a\\nb\": unknown key | the keys at the top are state_dir, log, hooks, alerts, watchdog, edge, egress\n",
 		},
 	}
 	for _, tt := range tests {
@@ -206,13 +206,13 @@ func TestComplaintsAreBounded(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(Reference()))
-	for _, s := range []string{"", "a: &a [*a]\n", "log:\n\tlevel: x\n", "---\n---\n", "? {}\n: ", "egress: {lanes: [{name: a, dscp: [cs5]}]}", "egress: {lanes: [~, [], 1]}", "\xff\xfe"} {
+	for _, s := range []string{"", "a: &a [*a]\n", "log:\n\tlevel: x\n", "---\n---\n", "? {}\n: ", "egress: {lanes: [{name: a, dscp: [cs5]}]}", "egress: {lanes: [~, [], 1]}", "edge: {services: [{name: a, vip: [10.0.0.50], port: 80, candidates: [10.0.0.1, '[fd00::1]:80', {addresses: [10.0.0.2], weight: 2}]}]}", "alerts: {targets: [{name: a, type: service, url: 'mailto:x@y'}]}", "\xff\xfe"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r := parse("f.yaml", raw)
 		r.check()
-		blocking := Blocking(r.sorted(), SectionEgress)
+		blocking := Blocking(r.sorted(), Sections()...)
 		for _, c := range blocking {
 			if c.Msg == "" || strings.ContainsAny(c.String(), "\n\r\x00") {
 				t.Errorf("complaint is not one line: %q", c)
@@ -228,7 +228,7 @@ func FuzzParse(f *testing.F) {
 		}
 		again := parse("f.yaml", shown)
 		again.check()
-		if bad := Blocking(again.sorted(), SectionEgress); len(bad) > 0 {
+		if bad := Blocking(again.sorted(), Sections()...); len(bad) > 0 {
 			t.Fatalf("shown configuration does not pass:\n%s\n%s", said(bad), shown)
 		}
 		second, err := Show(again.cfg)

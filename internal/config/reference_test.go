@@ -28,7 +28,12 @@ func TestReferenceDecodesToTheDefaults(t *testing.T) {
 	if len(got.Egress.Lanes) != 5 || len(got.Egress.Sources) != 5 {
 		t.Errorf("want the example of five lanes and five sources, got %d and %d", len(got.Egress.Lanes), len(got.Egress.Sources))
 	}
+	if len(got.Edge.Services) != 3 || len(got.Edge.Replicas) != 3 || len(got.Edge.Parity) != 1 || len(got.Alerts.Targets) != 3 {
+		t.Errorf("want the examples of three services, three replicas, one parity group and three targets, got %d, %d, %d and %d",
+			len(got.Edge.Services), len(got.Edge.Replicas), len(got.Edge.Parity), len(got.Alerts.Targets))
+	}
 	got.Egress.Lanes, got.Egress.Sources = nil, nil
+	got.Edge.Services, got.Edge.Replicas, got.Edge.Parity, got.Alerts.Targets = nil, nil, nil, nil
 	if diff := cmp.Diff(Default(), got, same()); diff != "" {
 		t.Errorf("values that are not the defaults (-default +reference):\n%s", diff)
 	}

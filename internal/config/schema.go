@@ -6,14 +6,47 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/edge"
 )
 
 // field is one key of a mapping.
 type field struct {
-	key   string
-	index int
-	typ   reflect.Type
-	brief bool // left out of what is shown while it has no value
+	key    string
+	index  int
+	typ    reflect.Type
+	brief  bool // left out of what is shown while it has no value
+	secret bool // an address that is a secret as a whole
+}
+
+// shape is what the reader asks of a type again and again.
+type shape struct {
+	form   form
+	fields []field                                     // of a mapping
+	short  func(dst reflect.Value, text string) *fault // a mapping's form in one word; nil = it has none
+}
+
+// shape looks a type up.
+func (r *reader) shape(t reflect.Type) *shape {
+	s := r.shapes[t]
+	if s == nil {
+		s = &shape{form: formOf(t), short: shortForm(t)}
+		if s.form == formMapping {
+			s.fields = fields(t)
+		}
+		r.shapes[t] = s
+	}
+	return s
+}
+
+// index is the field of a key; -1 = there is none.
+func (s *shape) index(key string) int {
+	for i := range s.fields {
+		if s.fields[i].key == key {
+			return i
+		}
+	}
+	return -1
 }
 
 // fields lists the keys of a struct in the order of the file.
@@ -22,7 +55,8 @@ func fields(t reflect.Type) []field {
 	for i := range t.NumField() {
 		name, option, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ",")
 		if name != "" && name != "-" {
-			out = append(out, field{key: name, index: i, typ: t.Field(i).Type, brief: option == "omitempty"})
+			secret := t == reflect.TypeFor[edge.AlertTarget]() && name == "url"
+			out = append(out, field{key: name, index: i, typ: t.Field(i).Type, brief: option == "omitempty", secret: secret})
 		}
 	}
 	return out

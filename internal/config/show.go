@@ -42,7 +42,11 @@ func toNode(v reflect.Value) *yaml.Node {
 			if f.brief && (fv.IsZero() || fv.Kind() == reflect.Slice && fv.Len() == 0) {
 				continue
 			}
-			n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.key}, toNode(fv))
+			value := toNode(fv)
+			if f.secret {
+				value.Value = hide(fv.String())
+			}
+			n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.key}, value)
 		}
 		return n
 	case formList:
@@ -121,6 +125,22 @@ func redact(s string) string {
 	}
 	u.Fragment, u.RawFragment = "", ""
 	return s[:start] + u.String()
+}
+
+// hide leaves of an address that is a secret (tokens of notification services are in host
+// and path too) nothing but its scheme.
+func hide(s string) string {
+	if s == "" {
+		return ""
+	}
+	scheme, rest, found := strings.Cut(s, ":")
+	if !found || strings.ContainsFunc(scheme, func(c rune) bool { return c > 0x7f || !isSchemeByte(byte(c)) }) {
+		return "(hidden)"
+	}
+	if strings.HasPrefix(rest, "//") {
+		return scheme + "://hidden"
+	}
+	return scheme + ":hidden"
 }
 
 func isSchemeByte(b byte) bool {

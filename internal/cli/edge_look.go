@@ -1,0 +1,251 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/edge"
+)
+
+// lookEdge opens the world for reading.
+func (a *app) lookEdge(ctx context.Context, command string, f func(context.Context, config.Config, *edgeEnv) error) error {
+	c, err := a.load(config.SectionEdge)
+	if err != nil {
+		return err
+	}
+	if err := hasServices(c); err != nil {
+		return err
+	}
+	e, err := a.openEdge(c, "edge "+command, false)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return f(ctx, c, e)
+}
+
+func newEdgeStatusCommand(a *app) *cobra.Command {
+	var o lookFlags
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show services, candidates, replicas and holds",
+		Long: `Shows where each service leads and why, how each candidate stands, what every replica's table
+holds and whether they agree, holds, vetoes, parity groups, locks and problems. It asks no
+candidate and takes no lock. Replicas that differ or can't be reached make the exit code 3.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.lookEdge(cmd.Context(), "status", func(ctx context.Context, _ config.Config, e *edgeEnv) error {
+				s, err := e.Status(ctx)
+				if err != nil {
+					return err
+				}
+				if err := a.print(s, s.Text); err != nil {
+					return err
+				}
+				switch {
+				case slices.ContainsFunc(s.Replicas, func(r edge.ReplicaStatus) bool { return r.State == "differs" || r.State == "unreachable" }):
+					return &exitError{Code: exitPartly}
+				case o.ExitCode && (len(s.Problems) > 0 || len(s.Held) > 0):
+					return &exitError{Code: exitHeld}
+				}
+				return nil
+			})
+		},
+	}
+	o.addFlags(cmd.Flags(), "exit 4 when something is held back or there is a problem")
+	return cmd
+}
+
+func newEdgeExplainCommand(a *app) *cobra.Command {
+	var o lookFlags
+	cmd := &cobra.Command{
+		Use:   "explain [SERVICE|CANDIDATE|ADDRESS]…",
+		Short: "Say why a service leads where it leads",
+		Long: `Says of each service, candidate or address why it is as it is: the target and its epoch, who
+moves it, vetoes, holds, the last answers, and the journal's last lines about it. With no name
+it explains every service. It asks no candidate and changes nothing.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.lookEdge(cmd.Context(), "explain", func(ctx context.Context, _ config.Config, e *edgeEnv) error {
+				list, err := e.Explain(ctx, args)
+				if err != nil {
+					return &exitError{Code: exitUsage, Err: err, Hint: "`shunt edge status` lists services and candidates"}
+				}
+				return a.print(list, func(w io.Writer) { edge.ExplainText(w, list) })
+			})
+		},
+	}
+	o.addFlags(cmd.Flags(), "accepted everywhere: an explanation is always 0")
+	return cmd
+}
+
+func newEdgeCheckCommand(a *app) *cobra.Command {
+	var o lookFlags
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Find what failovers would stumble over, with its mend",
+		Long: `Looks at what services stand on: forwarding, connection tracking, reverse path filters, the
+candidates' places and ways back, the replicas' tables, this machine's clock, keepalived's
+configuration. Each finding comes with its mend. Nothing is changed and no candidate is asked.
+
+Exit code 3: a replica can't be reached or differs. 4: another finding that is no warning.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.lookEdge(cmd.Context(), "check", func(ctx context.Context, c config.Config, e *edgeEnv) error {
+				f, err := checkFacts(ctx, c, e)
+				if err != nil {
+					return err
+				}
+				return a.findings(edge.Check(f))
+			})
+		},
+	}
+	o.addFlags(cmd.Flags(), "accepted everywhere: findings always set the exit code")
+	return cmd
+}
+
+func checkFacts(ctx context.Context, c config.Config, e *edgeEnv) (edge.Facts, error) {
+	f := edge.Facts{Config: c.Edge, Node: e.Node, Synced: clockSynced()}
+	var err error
+	if f.Host, err = e.Sight.Look(ctx, c.Edge); err != nil {
+		return f, err
+	}
+	if f.Status, err = e.Status(ctx); err != nil {
+		return f, err
+	}
+	if text, err := os.ReadFile(keepalivedConf); err == nil {
+		f.Lint = edge.LintKeepalived([]edge.ConfigFile{{Name: keepalivedConf, Text: string(text)}}, c.Edge)
+	}
+	return f, nil
+}
+
+const keepalivedConf = "/etc/keepalived/keepalived.conf"
+
+// clockSynced asks the kernel whether something keeps the clock right.
+func clockSynced() edge.Synced {
+	var t unix.Timex
+	state, err := unix.Adjtimex(&t)
+	switch {
+	case err != nil:
+		return edge.SyncedUnknown
+	case state == unix.TIME_ERROR:
+		return edge.SyncedNo
+	}
+	return edge.SyncedYes
+}
+
+// findings prints them and turns them into an exit code.
+func (a *app) findings(list []edge.Finding) error {
+	err := a.print(list, func(w io.Writer) {
+		for _, f := range list {
+			word := "error"
+			if f.Warning {
+				word = "warning"
+			}
+			fmt.Fprintf(w, "%-8s %s: %s\n", word, f.Where, f.Text)
+			if f.Mend != "" {
+				fmt.Fprintf(w, "         mend: %s\n", f.Mend)
+			}
+		}
+		if len(list) == 0 {
+			fmt.Fprintln(w, "nothing found")
+		}
+	})
+	if err != nil {
+		return err
+	}
+	code := exitDone
+	for _, f := range list {
+		switch {
+		case f.Warning:
+		case f.OfReplica():
+			code = max(code, exitPartly)
+		default:
+			code = exitHeld
+		}
+	}
+	if code == exitDone {
+		return nil
+	}
+	return &exitError{Code: code}
+}
+
+// keepalivedFlags are those of `edge keepalived`.
+type keepalivedFlags struct {
+	Replica string
+	Options edge.KeepalivedOptions
+	Lint    []string
+}
+
+func newKeepalivedCommand(a *app) *cobra.Command {
+	var o keepalivedFlags
+	cmd := &cobra.Command{
+		Use:   "keepalived",
+		Short: "Print keepalived's configuration for the replicas, or find its traps",
+		Long: `Prints for each replica a keepalived.conf that holds the services' addresses, with the ladder
+of priorities in the order of edge.replicas: 150, 100, then each new one below all others and
+within 60 of the one above.
+
+With --lint it reads files instead and names the traps: the same virtual_router_id twice,
+passwords that are cut at 8 characters or end in a semicolon, priorities that tie or leave a
+gap, addresses that differ. Files of several machines are compared with each other. No
+password is shown. Exit code 4: a trap that is no warning.`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error { return runKeepalived(a, o) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Replica, "replica", "", "only that of this `REPLICA`")
+	f.StringVar(&o.Options.Interface, "interface", "", "that clients come in by (default eth0)")
+	f.IntVar(&o.Options.VRID, "vrid", 0, "virtual router `ID`, 1 to 255 (default: made from the addresses)")
+	f.StringVar(&o.Options.Program, "program", "", "`PATH` of shunt on the replicas (default /usr/local/bin/shunt)")
+	f.StringArrayVar(&o.Lint, "lint", nil, "look for traps in `FILE` (may be given several times)")
+	return cmd
+}
+
+func runKeepalived(a *app, o keepalivedFlags) error {
+	c, err := a.load(config.SectionEdge)
+	if err != nil {
+		return err
+	}
+	if len(o.Lint) > 0 {
+		var files []edge.ConfigFile
+		for _, name := range o.Lint {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				return &exitError{Code: exitConfig, Err: err}
+			}
+			files = append(files, edge.ConfigFile{Name: name, Text: string(text)})
+		}
+		return a.findings(edge.LintKeepalived(files, c.Edge))
+	}
+	files, err := edge.Keepalived(c.Edge, o.Options)
+	if err != nil {
+		return &exitError{Code: exitConfig, Err: err}
+	}
+	if o.Replica != "" {
+		all := files
+		files = slices.DeleteFunc(slices.Clone(files), func(f edge.KeepalivedFile) bool { return f.Replica != o.Replica })
+		if len(files) == 0 {
+			var names []string
+			for _, f := range all {
+				names = append(names, f.Replica)
+			}
+			return usageError(fmt.Sprintf("there is: %v", names), "--replica %s: no such replica", o.Replica)
+		}
+	}
+	return a.print(files, func(w io.Writer) {
+		for _, f := range files {
+			if len(files) > 1 {
+				fmt.Fprintf(w, "# ---- %s\n", f.Replica)
+			}
+			_, _ = io.WriteString(w, f.Text)
+		}
+	})
+}
