@@ -5,13 +5,20 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shunt-net/shunt/internal/lab"
+	"github.com/shunt-net/shunt/internal/lab/edgestory"
 	"github.com/shunt-net/shunt/internal/lab/story"
 )
+
+// scenarios are all scenarios, in the order that they are listed in.
+func scenarios() []lab.Scenario {
+	return slices.Concat(story.Scenarios(), edgestory.Scenarios())
+}
 
 func newLabCommand(a *app) *cobra.Command {
 	return newGroup("lab", "Throw-away worlds that prove and measure",
@@ -30,7 +37,7 @@ func newLabListCommand(a *app) *cobra.Command {
 				Flags   []lab.Flag `json:"flags,omitempty"`
 			}
 			var list []item
-			for _, s := range story.Scenarios() {
+			for _, s := range scenarios() {
 				list = append(list, item{s.Name, s.Summary, s.Flags})
 			}
 			return a.print(list, func(w io.Writer) {
@@ -63,7 +70,7 @@ code 1 when a bound is broken or a control is missing. Needs root.`,
 	}
 	cmd.Flags().IntVar(&o.Runs, "runs", 1, "play each scenario `N` times")
 	cmd.Flags().StringVar(&o.Keep, "keep", "", "copy each run's work folder (configuration, state, logs) to `FOLDER`")
-	for _, s := range story.Scenarios() {
+	for _, s := range scenarios() {
 		for _, f := range s.Flags {
 			if o.flags[f.Name] == nil {
 				o.flags[f.Name] = cmd.Flags().String(f.Name, "", fmt.Sprintf("%s (%s; default %s)", f.Usage, s.Name, f.Value))
@@ -84,7 +91,7 @@ func runLab(cmd *cobra.Command, a *app, o labOptions, names []string) error {
 		return err
 	}
 	byName := map[string]lab.Scenario{}
-	for _, s := range story.Scenarios() {
+	for _, s := range scenarios() {
 		byName[s.Name] = s
 	}
 	requests := make([]lab.Request, 0, len(names))
@@ -107,7 +114,7 @@ func runLab(cmd *cobra.Command, a *app, o labOptions, names []string) error {
 func (a *app) playAll(ctx context.Context, requests []lab.Request) error {
 	var broken []string
 	for _, r := range requests {
-		rep, err := lab.Run(ctx, story.Scenarios(), r)
+		rep, err := lab.Run(ctx, scenarios(), r)
 		if err != nil {
 			return err
 		}

@@ -12,15 +12,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shunt-net/shunt/internal/lab"
+	"github.com/shunt-net/shunt/internal/lab/backend"
 	"github.com/shunt-net/shunt/internal/lab/cage"
-	"github.com/shunt-net/shunt/internal/lab/story"
 )
 
 // Main runs one command line and returns the exit code. SIGINT and SIGTERM cancel the
 // run; the second of them ends it at once.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer, environ []string) int {
 	if len(args) > 0 && args[0] == cage.Arg { // this program as the inside of a lab
-		return lab.Child(args[1:], story.Scenarios())
+		return lab.Child(args[1:], scenarios())
+	}
+	if len(args) > 0 && args[0] == backend.Arg { // this program as a server in a lab
+		return backend.Main(args[1:], stdout)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

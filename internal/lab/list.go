@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/shunt-net/shunt/internal/lab/server"
+	"github.com/shunt-net/shunt/internal/lab/wire"
 )
 
 // The provider's web site.
@@ -27,11 +28,11 @@ const (
 
 // AddRescue connects the router to the provider by a link of its own that no route uses.
 func (w *World) AddRescue() error {
-	if err := (wire{w.Router, w.Provider, RescueInterface, "lte"}).connect(); err != nil {
+	if err := (wire.Wire{A: w.Router, B: w.Provider, IA: RescueInterface, IB: "lte"}).Connect(); err != nil {
 		return err
 	}
-	for _, s := range []site{{ns: w.Router, addrs: []string{RescueInterface + " " + RescueRouter4 + "/30"}}, {ns: w.Provider, addrs: []string{"lte 172.31.0.2/30"}}} {
-		if err := s.addresses(false); err != nil {
+	for _, s := range []wire.Site{{NS: w.Router, Addrs: []string{RescueInterface + " " + RescueRouter4 + "/30"}}, {NS: w.Provider, Addrs: []string{"lte 172.31.0.2/30"}}} {
+		if err := s.Apply(false); err != nil {
 			return err
 		}
 	}

@@ -9,13 +9,27 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/lab/cage"
 )
 
-// Call is one run of the product inside the router.
+// Machine is a namespace in which the product runs.
+type Machine struct {
+	NS        *cage.Namespace
+	Dir       string   // where commands run
+	Logs      string   // folder of what background processes write
+	Env       []string // the whole environment of commands
+	Binary    string   // the product
+	BinaryArg []string // put before each command's arguments
+	procs     procs
+}
+
+// Call is one run of the product on a machine.
 type Call struct {
 	Args    []string
 	Env     []string      // added to the usual environment
@@ -50,14 +64,13 @@ func (r Result) JSON(v any) error {
 	return nil
 }
 
-// Shunt runs the product in the router and waits for it. The exit code is no error: see
-// Result.Err.
-func (w *World) Shunt(ctx context.Context, args ...string) Result {
-	return w.Run(ctx, Call{Args: args})
+// Shunt runs the product and waits for it. The exit code is no error: see Result.Err.
+func (m *Machine) Shunt(ctx context.Context, args ...string) Result {
+	return m.Run(ctx, Call{Args: args})
 }
 
 // Run is Shunt with more to say. A product that cannot even be started gives code 127.
-func (w *World) Run(ctx context.Context, c Call) Result {
+func (m *Machine) Run(ctx context.Context, c Call) Result {
 	if c.Timeout == 0 {
 		c.Timeout = time.Minute
 	}
@@ -66,12 +79,12 @@ func (w *World) Run(ctx context.Context, c Call) Result {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	cmd := w.command(ctx, c.Args)
+	cmd := m.command(ctx, c.Args)
 	cmd.Env = append(cmd.Env, c.Env...)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.Stdin), &out, &errs
 	r := Result{Args: c.Args, Began: time.Now()}
-	if err := w.Router.Start(cmd); err != nil {
+	if err := m.NS.Start(cmd); err != nil {
 		r.Code, r.Stderr = 127, []byte(err.Error())
 		return r
 	}
@@ -138,10 +151,16 @@ func (w *World) Environ() []string {
 	}
 }
 
-func (w *World) command(ctx context.Context, args []string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, w.o.Binary, append(append([]string(nil), w.o.BinaryArg...), args...)...) //nolint:gosec // that is its task
+func (m *Machine) command(ctx context.Context, args []string) *exec.Cmd {
+	cmd := m.program(ctx, m.Binary, append(append([]string(nil), m.BinaryArg...), args...))
 	cmd.Args[0] = "shunt"
-	cmd.Env, cmd.Dir = w.Environ(), w.Dir
+	return cmd
+}
+
+// program is a command on the machine that is killed with its process group.
+func (m *Machine) program(ctx context.Context, path string, args []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env, cmd.Dir = slices.Clone(m.Env), m.Dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 500 * time.Millisecond
@@ -157,7 +176,7 @@ type Proc struct {
 	code int
 }
 
-// procs are a world's background processes.
+// procs are a machine's background processes.
 type procs struct {
 	mu     sync.Mutex
 	all    []*Proc
@@ -176,22 +195,31 @@ func (p *procs) stop() {
 	wg.Wait()
 }
 
-// Start runs the product in the router in the background; Close ends it.
-func (w *World) Start(name string, args ...string) (*Proc, error) {
-	w.procs.mu.Lock()
-	defer w.procs.mu.Unlock()
-	if w.procs.closed {
+// Start runs the product in the background; it ends with the world.
+func (m *Machine) Start(name string, args ...string) (*Proc, error) {
+	return m.start(name, m.command(context.Background(), args)) // ended by Stop, or with the cage
+}
+
+// Spawn runs any program in the background: path is that of an executable. It ends with
+// the world.
+func (m *Machine) Spawn(name, path string, args ...string) (*Proc, error) {
+	return m.start(name, m.program(context.Background(), path, args))
+}
+
+func (m *Machine) start(name string, cmd *exec.Cmd) (*Proc, error) {
+	m.procs.mu.Lock()
+	defer m.procs.mu.Unlock()
+	if m.procs.closed {
 		return nil, errors.New("lab: the world is closed")
 	}
-	p := &Proc{Name: name, Log: filepath.Join(w.Logs, name+".log"), done: make(chan struct{})}
+	p := &Proc{Name: name, Log: filepath.Join(m.Logs, name+".log"), cmd: cmd, done: make(chan struct{})}
 	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	if err != nil {
 		return nil, fmt.Errorf("lab: start %s: %w", name, err)
 	}
 	defer f.Close()
-	p.cmd = w.command(context.Background(), args) // ended by Stop, or with the cage
 	p.cmd.Stdout, p.cmd.Stderr = f, f
-	if err := w.Router.Start(p.cmd); err != nil {
+	if err := m.NS.Start(p.cmd); err != nil {
 		return nil, fmt.Errorf("lab: start %s: %w", name, err)
 	}
 	go func() {
@@ -199,9 +227,12 @@ func (w *World) Start(name string, args ...string) (*Proc, error) {
 		p.code = exitCode(p.cmd.ProcessState)
 		close(p.done)
 	}()
-	w.procs.all = append(w.procs.all, p)
+	m.procs.all = append(m.procs.all, p)
 	return p, nil
 }
+
+// StopAll ends everything that runs in the background; nothing can be started after it.
+func (m *Machine) StopAll() { m.procs.stop() }
 
 // Pid is the process id, inside the cage.
 func (p *Proc) Pid() int { return p.cmd.Process.Pid }
@@ -247,7 +278,7 @@ type Loop struct {
 
 // Every runs the product at each interval, never twice at once, until Stop. each, if not
 // nil, gets every result, in order.
-func (w *World) Every(ctx context.Context, interval time.Duration, each func(Result), args ...string) *Loop {
+func (m *Machine) Every(ctx context.Context, interval time.Duration, each func(Result), args ...string) *Loop {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &Loop{cancel: cancel, done: make(chan struct{})}
 	go func() {
@@ -255,7 +286,7 @@ func (w *World) Every(ctx context.Context, interval time.Duration, each func(Res
 		t := time.NewTicker(interval)
 		defer t.Stop()
 		for ctx.Err() == nil {
-			r := w.Shunt(context.WithoutCancel(ctx), args...) // Stop lets the last one end
+			r := m.Shunt(context.WithoutCancel(ctx), args...) // Stop lets the last one end
 			l.mu.Lock()
 			l.all = append(l.all, r)
 			l.mu.Unlock()

@@ -54,7 +54,7 @@ func Run(ctx context.Context, all []Scenario, r Request) (Report, error) {
 	}
 	var runs []outcome
 	for range max(1, r.Runs) {
-		o, err := r.once(ctx, job{Scenario: s.Name, Flags: flags, Keep: r.Keep})
+		o, err := r.once(ctx, s, job{Scenario: s.Name, Flags: flags, Keep: r.Keep})
 		if err != nil {
 			return merge(s.Name, runs), fmt.Errorf("lab: %s: %w", s.Name, err)
 		}
@@ -88,7 +88,7 @@ func (s Scenario) flags(given map[string]string) (map[string]string, error) {
 }
 
 // once does one run in a cage.
-func (r Request) once(ctx context.Context, j job) (outcome, error) {
+func (r Request) once(ctx context.Context, s Scenario, j job) (outcome, error) {
 	arg, err := json.Marshal(j)
 	if err != nil {
 		return outcome{}, err
@@ -103,10 +103,18 @@ func (r Request) once(ctx context.Context, j job) (outcome, error) {
 		b, _ := io.ReadAll(pr)
 		got <- b
 	}()
-	code, err := cage.Enter(ctx, cage.Options{
+	o := cage.Options{
 		Command: []string{"/proc/self/exe", cage.Arg, "run", "{dir}", string(arg)},
 		Env:     r.Env, Temp: r.Temp, Stdout: r.Story, Stderr: r.Story, Files: []*os.File{pw},
-	})
+	}
+	if s.Outside {
+		end, err := letOut(&o)
+		if err != nil {
+			return outcome{}, err
+		}
+		defer end()
+	}
+	code, err := cage.Enter(ctx, o)
 	_ = pw.Close()
 	b := <-got
 	if err != nil {
@@ -115,11 +123,11 @@ func (r Request) once(ctx context.Context, j job) (outcome, error) {
 	if ctx.Err() != nil {
 		return outcome{}, context.Cause(ctx)
 	}
-	var o outcome
-	if err := json.Unmarshal(b, &o); err != nil {
+	var out outcome
+	if err := json.Unmarshal(b, &out); err != nil {
 		return outcome{Problems: []string{fmt.Sprintf("the run ended with exit code %d and no result", code)}}, nil
 	}
-	return o, nil
+	return out, nil
 }
 
 // Shell builds a world and opens a shell in its router. It returns the shell's exit code.
@@ -187,6 +195,9 @@ func child(ctx context.Context, dir string, j job, all []Scenario) error {
 	// What else the machine does should not be measured; without the right to, it is.
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, 0, labNice)
 	e := &Env{Dir: dir, flags: j.Flags, say: os.Stderr, began: time.Now()}
+	if s.Outside {
+		e.out = newOutside(os.NewFile(4, "outside"))
+	}
 	if err := e.play(ctx, s); err != nil {
 		e.Problem("%v", err)
 	}

@@ -14,6 +14,7 @@ type Scenario struct {
 	Name    string // egress-day
 	Summary string // one line
 	Flags   []Flag
+	Outside bool // Env.Outside works
 	Run     func(ctx context.Context, e *Env) error
 }
 
@@ -38,6 +39,7 @@ type Env struct {
 	controls map[string]Control
 	problems []string
 	world    *World
+	out      *outsideConn // nil = none
 }
 
 // World builds the run's world, in the run's work folder. It is closed after the run; a

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-net/shunt/internal/lab/server"
+	"github.com/shunt-net/shunt/internal/lab/wire"
 )
 
 // CutKind is how an uplink is cut.
@@ -67,7 +68,7 @@ func (w *World) Restore() error {
 }
 
 func (w *World) setLink(up bool) error {
-	h, err := handle(w.ISP)
+	h, err := wire.Handle(w.ISP)
 	if err != nil {
 		return err
 	}

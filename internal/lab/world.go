@@ -21,6 +21,7 @@ import (
 	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/lab/cage"
 	"github.com/shunt-net/shunt/internal/lab/server"
+	"github.com/shunt-net/shunt/internal/lab/wire"
 	"github.com/shunt-net/shunt/internal/profile"
 )
 
@@ -50,8 +51,9 @@ type WorldOptions struct {
 	Settings Settings
 }
 
-// World is a world that is up.
+// World is a world that is up. The machine in it is the router.
 type World struct {
+	Machine
 	Dir     string // work folder
 	Config  string // the router's shunt.yaml
 	State   string // its state_dir
@@ -72,7 +74,6 @@ type World struct {
 	o        WorldOptions
 	settings Settings
 	spaces   []*cage.Namespace
-	procs    procs
 }
 
 // Build makes a world. It works only in a cage, one world at a time.
@@ -111,7 +112,7 @@ func (o WorldOptions) full() WorldOptions {
 	if o.Driver == egress.DriverUnknown {
 		o.Driver = egress.DriverWireGuard
 	}
-	o.IPv6 = o.IPv6 && hasIPv6()
+	o.IPv6 = o.IPv6 && wire.HasIPv6()
 	return o
 }
 
@@ -122,6 +123,7 @@ func (w *World) build(ctx context.Context) error {
 	}
 	w.spaces = spaces
 	w.LAN, w.Router, w.ISP, w.Provider = spaces[0], spaces[1], spaces[2], spaces[3]
+	w.Machine = Machine{NS: w.Router, Dir: w.Dir, Logs: w.Logs, Env: w.Environ(), Binary: w.o.Binary, BinaryArg: w.o.BinaryArg}
 	if err := w.topology(); err != nil {
 		return err
 	}
@@ -180,7 +182,7 @@ func (w *World) dead(i int) bool {
 // Close takes the world down: processes, servers, namespaces. The files stay, for the work
 // folder is the caller's.
 func (w *World) Close() error {
-	w.procs.stop()
+	w.StopAll()
 	if w.Far != nil {
 		w.Far.Close()
 	}

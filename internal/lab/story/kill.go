@@ -54,6 +54,12 @@ type killer struct {
 
 	unfinished int // kills that left something for the next run
 	rounds     int // most repairs that one kill took
+
+	// Of the tours through modes.
+	modeRuns            int  // most further runs that one kill took
+	byHand              int  // added to the day's counter
+	wasRows, wasCounted int  // records before the first tour
+	mayBeDirect         bool // users were, at the last look, or nothing guards them
 }
 
 func playKill(ctx context.Context, e *lab.Env) error {
@@ -67,7 +73,7 @@ func playKill(ctx context.Context, e *lab.Env) error {
 		return err
 	}
 	defer k.quiet()
-	for _, step := range []func(context.Context) error{k.control, k.dryRounds, k.atPoints, k.atRandom} {
+	for _, step := range []func(context.Context) error{k.control, k.dryRounds, k.atPoints, k.atRandom, k.atModes} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -270,6 +276,7 @@ func (k *killer) judge() {
 	k.e.Count("kills", k.table.kills())
 	k.e.Count("inconsistent", k.table.inconsistent())
 	k.e.Count("repairs_after_kill", k.rounds)
+	k.e.Count("runs_after_kill_in_modes", k.modeRuns)
 	k.e.Want(k.table.inconsistent() == 0, "%d of %d kills left an inconsistent or unhealthy state", k.table.inconsistent(), k.table.kills())
 	for _, point := range killPoints() {
 		n := k.table.killsAt(point)

@@ -1,20 +1,27 @@
 package story
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/lab"
 	"github.com/shunt-net/shunt/internal/lab/server"
+	"github.com/shunt-net/shunt/internal/plane"
+	"github.com/shunt-net/shunt/internal/state"
 )
 
 // planted is something wrong that the checker must find.
@@ -117,11 +124,18 @@ func (k *killer) strayPeer(l lab.Lane, x *server.Endpoint) func() (func() error,
 }
 
 func (k *killer) movedClass(ctx context.Context, from, to lab.Lane) func() (func() error, error) {
+	return k.movedTo(ctx, from, fmt.Sprint(to.Table))
+}
+
+// movedTo puts a class, in both families, into the sets of another table, or of direct.
+func (k *killer) movedTo(ctx context.Context, l lab.Lane, to string) func() (func() error, error) {
 	return func() (func() error, error) {
-		move := func(a, b lab.Lane) error {
-			return k.shell(ctx, fmt.Sprintf("nft 'delete element inet shunt_egress to_%d { %s }; add element inet shunt_egress to_%d { %[2]s }'", a.Table, from.DSCP, b.Table))
+		move := func(a, b string) error {
+			return k.shell(ctx, fmt.Sprintf("nft 'delete element inet shunt_egress to_%[1]s { %[3]s }; add element inet shunt_egress to_%[2]s { %[3]s }; "+
+				"delete element inet shunt_egress to6_%[1]s { %[4]s }; add element inet shunt_egress to6_%[2]s { %[4]s }'", a, b, l.DSCP, l.Mark))
 		}
-		return func() error { return move(to, from) }, move(from, to)
+		home := fmt.Sprint(l.Table)
+		return func() error { return move(to, home) }, move(home, to)
 	}
 }
 
@@ -157,4 +171,67 @@ func (k *killer) otherTime() (func() error, error) {
 	}
 	set := func(t time.Time) error { return os.Chtimes(path, t, t) }
 	return func() error { return set(fi.ModTime()) }, set(fi.ModTime().Add(-time.Hour))
+}
+
+// controlModes does so with what only the tours through modes look for.
+func (k *killer) controlModes(ctx context.Context) error {
+	first := k.w.Lanes[0]
+	home := leg{modes: []state.Mode{state.ModeNormal}, users: "home"}
+	memory := func(more string) func([]byte) []byte {
+		return func(b []byte) []byte { return bytes.Replace(b, []byte(`"modes": {`), []byte(`"modes": {`+more), 1) }
+	}
+	list := []planted{
+		{"neither mode", k.movedTo(ctx, first, plane.Direct)},
+		{"is declared direct, and is on", k.rewrite("egress.json", memory(`"manual": {"`+first.Name+`": {"since": "2026-01-01T00:00:00Z", "reason": "x"}},`))},
+		{"is open", k.rewrite("egress.json", memory(`"attempt": {"kind": "retry", "began": "2026-01-01T00:00:00Z"},`))},
+		{"want one of", k.rewrite("state.kv", func(b []byte) []byte {
+			return bytes.Replace(b, []byte("mode=normal"), []byte("mode=degraded_no_fresh_pool"), 1)
+		})},
+		{"of its flows are still where it was", k.leftFlow(first)},
+	}
+	found := 0
+	for _, p := range list {
+		undo, err := p.plant()
+		if err != nil {
+			return fmt.Errorf("planting %q: %w", p.what, err)
+		}
+		f := &findings{}
+		k.checkInstant(f)
+		k.checkModes(home, f)
+		if err := undo(); err != nil {
+			return fmt.Errorf("taking %q away: %w", p.what, err)
+		}
+		bad := strings.Join(f.list, "; ")
+		if k.e.Want(strings.Contains(bad, p.what), "the checker of modes did not find %q: %q", p.what, bad) {
+			found++
+		}
+	}
+	k.e.Control("planted_found_in_modes", float64(found), found == len(list))
+	f := &findings{}
+	if k.checkModes(home, f); len(f.list) > 0 {
+		return fmt.Errorf("after the control: %v", f.list)
+	}
+	base, err := k.w.Uplink() // whom the control sent direct was in clear
+	k.base = base
+	return err
+}
+
+// leftFlow makes an entry of conntrack as a flow has that went direct.
+func (k *killer) leftFlow(l lab.Lane) func() (func() error, error) {
+	c := egress.Config{Plane: config.Default().Egress.Plane, Lanes: []egress.Lane{{Name: l.Name}}}
+	flow := conntrack.NewFlow(17, conntrack.StatusConfirmed, netip.MustParseAddr("10.20.0.250"), netip.MustParseAddr(lab.Service4a), 9, 9, 60, uint32(c.ClassMark(l.Name)))
+	do := func(f func(*conntrack.Conn) error) error {
+		return k.w.Router.Do(func() error {
+			conn, err := conntrack.Dial(nil)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			return f(conn)
+		})
+	}
+	return func() (func() error, error) {
+		return func() error { return do(func(c *conntrack.Conn) error { return c.Delete(flow) }) },
+			do(func(c *conntrack.Conn) error { return c.Create(flow) })
+	}
 }

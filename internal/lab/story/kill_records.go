@@ -173,13 +173,17 @@ func (k *killer) checkClasses(f *findings) {
 	}
 }
 
-// steering reads the sets that say where classes travel.
+// steering reads the sets that say where classes travel; none = there is no table.
 func (k *killer) steering() (map[string][]uint32, error) {
 	c, err := nftables.New(nftables.WithNetNSFd(k.w.Router.FD()), nftables.AsLasting())
 	if err != nil {
 		return nil, err
 	}
 	defer c.CloseLasting() //nolint:errcheck // nothing was written
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil || !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == "shunt_egress" }) {
+		return nil, err
+	}
 	sets, err := c.GetSets(&nftables.Table{Family: nftables.TableFamilyINet, Name: "shunt_egress"})
 	if err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 // killPoints are the kill points of the product, each of which the scenario must have
 // killed at. A test compares them with the source.
 func killPoints() []string {
-	return []string{
+	return slices.Sorted(slices.Values(append(modePoints(),
 		"count.added",
 		"file.prepared",
 		"file.renamed",
@@ -48,7 +48,7 @@ func killPoints() []string {
 		"pool.published",
 		"quarantine.appended",
 		"quarantine.filled",
-	}
+	)))
 }
 
 // killTable counts kills and what they left: point -> kind of run.

@@ -44,10 +44,7 @@ func TestTheScenarioKnowsEveryKillPointOfTheSource(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	// Changes of modes are killed at each of their instants where clocks can be moved: see
-	// TestModesSurviveAKillAtAnyInstant of internal/egress.
-	modes := []string{"attempt.begun", "attempt.ended", "mode.written", "modes.remembered", "pool.placed", "users.moved"}
-	want := slices.Sorted(slices.Values(slices.Concat(killPoints(), modes)))
+	want := killPoints()
 	if diff := cmp.Diff(slices.Compact(got), want); diff != "" {
 		t.Errorf("kill points (-source +scenario):\n%s", diff)
 	}
