@@ -7,5 +7,8 @@ import "github.com/shunt-net/shunt/internal/lab"
 
 // Scenarios are the edge's scenarios, in the order that they are listed in.
 func Scenarios() []lab.Scenario {
-	return []lab.Scenario{deathScenario(), hostDeathScenario(), benchScenario()}
+	return []lab.Scenario{
+		deathScenario(), hostDeathScenario(), udpScenario(), halfOpenScenario(), resetDeadScenario(), drainScenario(), replicasScenario(),
+		recoveryScenario(), idleScenario(), starvedScenario(), handoverScenario(), benchScenario(),
+	}
 }
