@@ -17,7 +17,7 @@ SMOKE    ?= egress-day egress-swap egress-direct egress-awg egress-uplink-cut --
 # profiles, which the race detector makes slow. They run one after
 # another, never from the cache: their figures are times, and the kernel is no input that
 # the cache knows of. All other packages, also ones that come later, are quick.
-KERNEL   := cli lab lane plane probe provider tunnel
+KERNEL   := cli flow host knock lab lane nft plane probe provider tripwire tunnel watchdog
 MODULE   := github.com/shunt-net/shunt
 kernel    = $(filter $(addsuffix /%,$(KERNEL:%=$(MODULE)/internal/%)) $(KERNEL:%=$(MODULE)/internal/%),$(packages))
 quick     = $(filter-out $(kernel),$(packages))
@@ -44,7 +44,7 @@ test: need-root need-demo need-test test-quick test-kernel smoke ## everything; 
 
 test-quick: need-go ## tests that need neither root nor network
 	$(GO) test $(race) -short $(quick)
-	$(GO) test $(MODULE)/internal/egress
+	$(GO) test $(MODULE)/internal/edge $(MODULE)/internal/egress
 
 test-kernel: need-root need-demo need-test
 	$(GO) test -p 1 -count=1 -timeout 20m $(kernel)
@@ -92,7 +92,7 @@ need-demo:
 	@.ci/need nft:nftables ip:iproute2 conntrack:conntrack wg:wireguard-tools ping:iputils-ping
 
 need-test:
-	@.ci/need systemd-analyze:systemd unshare:util-linux
+	@.ci/need systemd-analyze:systemd unshare:util-linux keepalived:keepalived
 
 need-lint:
 	@.ci/need shellcheck:shellcheck

@@ -97,11 +97,11 @@ func TestTimersGoOnWithTheLastGoodConfiguration(t *testing.T) {
 		t.Fatal(err, a.level)
 	}
 	for range 2 { // the second time there is nothing to do
-		if err := a.keepConfig(t.Context(), c); err != nil {
+		if err := a.keepConfig(t.Context(), c, config.SectionEgress); err != nil {
 			t.Fatal(err)
 		}
 	}
-	kept := filepath.Join(dir, config.LastGoodName(file))
+	kept := filepath.Join(dir, config.LastGoodName(file, config.SectionEgress))
 	st, err := os.Stat(kept)
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("%v %v", err, st)
@@ -124,7 +124,7 @@ func TestTimersGoOnWithTheLastGoodConfiguration(t *testing.T) {
 			t.Errorf("want %q in:\n%s", want, stderr)
 		}
 	}
-	if err := a.keepConfig(t.Context(), c); err != nil {
+	if err := a.keepConfig(t.Context(), c, config.SectionEgress); err != nil {
 		t.Fatal(err)
 	}
 	if raw, err := os.ReadFile(kept); err != nil || string(raw) != good {
@@ -146,7 +146,7 @@ func TestKeepConfigSaysWhyNot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.From = config.From{File: "/etc/shunt/shunt.yaml", Raw: []byte("x")}
-	if err := a.keepConfig(context.Background(), c); err == nil || !strings.HasPrefix(err.Error(), "last good configuration: ") {
+	if err := a.keepConfig(context.Background(), c, config.SectionEgress); err == nil || !strings.HasPrefix(err.Error(), "last good configuration: ") {
 		t.Error(err)
 	}
 }

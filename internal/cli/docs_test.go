@@ -54,7 +54,11 @@ func pageOf(command string) string {
 	switch {
 	case len(words) > 2 && words[1] == "egress":
 		return "shunt-egress-" + words[2] + ".md"
-	case len(words) > 1 && slices.Contains([]string{"config", "lab", "lane"}, words[1]):
+	case len(words) > 2 && words[1] == "edge" && (words[2] == "enable" || words[2] == "reset"):
+		return "shunt-edge-drain.md" // what an operator says of a candidate
+	case len(words) > 2 && words[1] == "edge":
+		return "shunt-edge-" + words[2] + ".md"
+	case len(words) > 1 && slices.Contains([]string{"config", "lab", "lane", "watchdog"}, words[1]):
 		return "shunt-" + words[1] + ".md"
 	}
 	return "shunt.md"
@@ -316,7 +320,7 @@ func killPoints(t *testing.T) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
 	name := regexp.MustCompile(`"([a-z]+\.[a-z-]+)"`)
-	for _, dir := range []string{"egress", "journal", "lane", "plane", "state"} {
+	for _, dir := range []string{"edge", "egress", "flow", "journal", "lane", "nft", "plane", "state"} {
 		files, err := filepath.Glob(filepath.Join(docsRoot, "internal", dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)
@@ -341,7 +345,7 @@ func killPoints(t *testing.T) map[string]bool {
 func TestKeysOfThePagesExist(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{"egress": true}
-	sections := map[string]bool{"egress": true, "hooks": true, "log": true}
+	sections := map[string]bool{"alerts": true, "edge": true, "egress": true, "hooks": true, "log": true, "watchdog": true}
 	for _, k := range config.Keys() {
 		path := strings.ReplaceAll(k.Path, "[]", "")
 		for p := path; p != ""; { // mappings are keys too
@@ -380,7 +384,7 @@ func TestKillPointsOfThePageAreThoseOfTheSources(t *testing.T) {
 	t.Parallel()
 	points := killPoints(t)
 	body := section(allPages(t)["docs/architecture.md"], "A repair, and what is durable when")
-	word := regexp.MustCompile("`((?:attempt|count|file|flows|generation|intent|journal|kv|lane|modes?|plane|pool|quarantine|users)\\.[a-z-]+)`")
+	word := regexp.MustCompile("`((?:attempt|count|edge|file|flows|generation|intent|journal|kv|lane|modes?|plane|pool|quarantine|users)\\.[a-z-]+)`")
 	documented := map[string]bool{}
 	for _, m := range word.FindAllStringSubmatch(body, -1) {
 		documented[m[1]] = true

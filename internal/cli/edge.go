@@ -234,7 +234,7 @@ func (a *app) edgeOutcome(o planFlags, out edge.Result) error {
 		res.Failed = out.Partial.Error()
 	}
 	err := a.print(res, func(w io.Writer) {
-		if o.DryRun || out.Plan.Changes() || out.Plan.HeldBack() || out.Plan.Disagrees() {
+		if o.DryRun || out.Plan.Changes() || out.Plan.HeldBack() || out.Plan.Disagrees() || out.Plan.Unreachable() {
 			out.Text(w)
 		}
 	})

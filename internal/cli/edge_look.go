@@ -50,7 +50,7 @@ candidate and takes no lock. Replicas that differ or can't be reached make the e
 					return err
 				}
 				switch {
-				case slices.ContainsFunc(s.Replicas, func(r edge.ReplicaStatus) bool { return r.State == "differs" || r.State == "unreachable" }):
+				case slices.ContainsFunc(s.Replicas, func(r edge.ReplicaStatus) bool { return r.State != "equal" }):
 					return &exitError{Code: exitPartly}
 				case o.ExitCode && (len(s.Problems) > 0 || len(s.Held) > 0):
 					return &exitError{Code: exitHeld}
@@ -76,7 +76,7 @@ it explains every service. It asks no candidate and changes nothing.`,
 			return a.lookEdge(cmd.Context(), "explain", func(ctx context.Context, _ config.Config, e *edgeEnv) error {
 				list, err := e.Explain(ctx, args)
 				if err != nil {
-					return &exitError{Code: exitUsage, Err: err, Hint: "`shunt edge status` lists services and candidates"}
+					return edgeError(err)
 				}
 				return a.print(list, func(w io.Writer) { edge.ExplainText(w, list) })
 			})
@@ -210,6 +210,9 @@ password is shown. Exit code 4: a trap that is no warning.`,
 }
 
 func runKeepalived(a *app, o keepalivedFlags) error {
+	if o.Options.VRID < 0 || o.Options.VRID > 255 {
+		return usageError("a number from 1 to 255", "--vrid %d", o.Options.VRID)
+	}
 	c, err := a.load(config.SectionEdge)
 	if err != nil {
 		return err

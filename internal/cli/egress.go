@@ -78,7 +78,7 @@ func (a *app) runPass(ctx context.Context, command string, o planFlags, pass pas
 		return err
 	}
 	if !o.DryRun {
-		if err := a.keepConfig(ctx, c); err != nil {
+		if err := a.keepConfig(ctx, c, config.SectionEgress); err != nil {
 			return err
 		}
 	}

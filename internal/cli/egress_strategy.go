@@ -16,7 +16,7 @@ func (a *app) strategies(e *egressEnv, c egress.Config) *strategy.Strategies {
 		Config: c.Recovery, Test: c.Test, Uplink: c.Uplink.Interface, Lanes: interfaces(c),
 		Control: bindTo(c.Uplink.Interface), Describe: e.Library.Describe, Busy: e.BusyPairs, Now: a.Now,
 	}
-	if slices.ContainsFunc(c.Sources, egress.Source.Remote) {
+	if slices.ContainsFunc(c.Sources, egress.Source.Leads) {
 		o.Reach = func(ctx context.Context, way dial.Func) error {
 			return provider.Reach(ctx, c.Sources, provider.Options{DialContext: way})
 		}

@@ -22,11 +22,6 @@ func parse(file string, raw []byte) *reader {
 		r.unread = true
 		return r
 	}
-	if root, ok := quick(raw); ok {
-		r.root = root
-		r.value(root, reflect.ValueOf(&r.cfg).Elem())
-		return r
-	}
 	var doc, next yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(raw))
 	switch err := dec.Decode(&doc); {

@@ -155,3 +155,11 @@ type tail struct {
 }
 
 func (t *tail) Read(b []byte) (int, error) { return t.r.Read(b) }
+
+// CloseWrite tells the far end that nothing more follows.
+func (t *tail) CloseWrite() error {
+	if half, ok := t.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}

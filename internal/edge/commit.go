@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -289,21 +288,4 @@ func (p *turn) reach(ctx context.Context, moves []Move) {
 		})
 	}
 	wg.Wait()
-}
-
-// at is the key of the candidate with an address; "" = none.
-func (p *prepared) at(service string, addr string) Key {
-	a, err := netip.ParseAddrPort(addr)
-	si, ok := p.byName[service]
-	if err != nil || !ok {
-		return ""
-	}
-	for _, f := range p.services[si].families {
-		for _, c := range f.candidates {
-			if c.addr == a {
-				return c.key
-			}
-		}
-	}
-	return ""
 }

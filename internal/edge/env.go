@@ -23,7 +23,8 @@ type Env struct {
 
 	// Parity compares the members of one group; nil = groups are not compared.
 	Parity func(context.Context, ParityGroup) Parity
-	// Watch sees the input and the plan of each decision; nil = nobody.
+	// Watch sees the input and the plan of each decision, one at a time, in a session when
+	// this machine's table is moved already; nil = nobody.
 	Watch func(Input, Plan)
 
 	again time.Duration // between two questions to one candidate; 0 = 200 ms

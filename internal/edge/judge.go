@@ -29,8 +29,10 @@ func (c Config) deadline() time.Duration {
 }
 
 // vetoLife is how long a veto holds without a fresh miss: at least two intervals, else a
-// slow probe would let it lapse between two misses.
-func vetoLife(p Probe, vetoFor time.Duration) time.Duration { return max(vetoFor, 2*p.Interval) }
+// slow probe would let it lapse between two misses. Its end is kept in whole seconds.
+func vetoLife(p Probe, vetoFor time.Duration) time.Duration {
+	return max(vetoFor, 2*p.Interval+time.Second)
+}
 
 // freshFor is how long an answer is worth another probe.
 func freshFor(p Probe) time.Duration { return max(3*p.Interval, 5*time.Second) }

@@ -31,22 +31,26 @@ func TestFold(t *testing.T) {
 		"unknown":              {standing{health: Health{Misses: 1, Asked: ago(time.Second)}}, []Answer{{}}, false, end{Misses: 1}},
 		"a miss long ago is not in a row": {
 			standing{health: Health{Misses: 1, Asked: ago(time.Minute)}},
-			[]Answer{{Outcome: Miss}}, false,
+			[]Answer{{Outcome: Miss}},
+			false,
 			end{Misses: 1},
 		},
 		"older than what is known": {
 			standing{health: Health{Goods: 5, Asked: ago(time.Second)}},
-			[]Answer{{Outcome: Miss, At: ago(2 * time.Second)}, {Outcome: Miss, At: ago(2 * time.Second)}}, false,
+			[]Answer{{Outcome: Miss, At: ago(2 * time.Second)}, {Outcome: Miss, At: ago(2 * time.Second)}},
+			false,
 			end{Goods: 5},
 		},
 		"older, but confirmed": {
 			standing{health: Health{Goods: 5, Asked: ago(time.Second)}},
-			[]Answer{{Outcome: Miss, At: ago(2 * time.Second)}}, true,
+			[]Answer{{Outcome: Miss, At: ago(2 * time.Second)}},
+			true,
 			end{Misses: 2, Vetoed: true, Left: 30},
 		},
 		"known from the future: the clock was set back": {
 			standing{health: Health{Misses: 1, Asked: now + 3600_000}},
-			[]Answer{{Outcome: Miss}}, false,
+			[]Answer{{Outcome: Miss}},
+			false,
 			end{Misses: 1},
 		},
 		"answered in the future is now": {
@@ -54,22 +58,26 @@ func TestFold(t *testing.T) {
 		},
 		"a further miss moves a veto on": {
 			standing{health: Health{Misses: 2, Asked: ago(time.Second)}, veto: veto(3)},
-			[]Answer{{Outcome: Miss}}, false,
+			[]Answer{{Outcome: Miss}},
+			false,
 			end{Misses: 3, Vetoed: true, Left: 30},
 		},
 		"rising": {
 			standing{health: Health{Misses: 9, Asked: ago(time.Second)}, veto: veto(3)},
-			[]Answer{{Outcome: Good}}, false,
+			[]Answer{{Outcome: Good}},
+			false,
 			end{Goods: 1, Vetoed: true, Left: 3},
 		},
 		"risen": {
 			standing{health: Health{Misses: 9, Asked: ago(time.Second)}, veto: veto(3)},
-			[]Answer{{Outcome: Good}, {Outcome: Good}}, false,
+			[]Answer{{Outcome: Good}, {Outcome: Good}},
+			false,
 			end{Goods: 2},
 		},
 		"a miss while it rises": {
 			standing{health: Health{Goods: 1, Asked: ago(time.Second)}, veto: veto(3)},
-			[]Answer{{Outcome: Miss}}, false,
+			[]Answer{{Outcome: Miss}},
+			false,
 			end{Misses: 1, Vetoed: true, Left: 30},
 		},
 	} {

@@ -6,7 +6,31 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/run"
 )
+
+// killed is what a run panics with at a point.
+type killed struct{ point string }
+
+// killedAt runs f and ends it at its nth point; "" = it came to its end before.
+func killedAt(ctx context.Context, n int, f func(context.Context)) (point string) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case killed:
+			point = r.point
+		default:
+			panic(r)
+		}
+	}()
+	f(run.WithPoints(ctx, func(name string) {
+		if n--; n == 0 {
+			panic(killed{name})
+		}
+	}))
+	return ""
+}
 
 // wantWhole is what must be so when a run after a kill has ended, and nothing more to do.
 func (w *town) wantWhole(when string, e *Env, leads string, epoch uint64, entries int) {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-
-	"github.com/shunt-net/shunt/internal/state"
 )
 
 // holdsDoc is edge-holds.json. A file that was written by us never lacks the list.
@@ -136,13 +134,4 @@ func (w *world) changeHolds(ctx context.Context, was, next []Hold) error {
 		}
 		return nil
 	})
-}
-
-// damageOf is the damage in an error, for those who must refuse.
-func damageOf(err error) *state.DamageError {
-	var d *state.DamageError
-	if errors.As(err, &d) {
-		return d
-	}
-	return nil
 }

@@ -10,7 +10,9 @@ import (
 )
 
 func TestMerge(t *testing.T) {
-	health := func(asked int64, misses int) map[Key]Health { return map[Key]Health{"k": {Asked: asked, Misses: misses}} }
+	health := func(asked int64, misses int) map[Key]Health {
+		return map[Key]Health{"k": {Asked: asked, Misses: misses}}
+	}
 	veto := []Veto{{Key: "k", Until: 100}}
 	target := func(epoch uint64, n int) []Target {
 		return []Target{{Service: "front", Family: 4, To: proxy(n), Epoch: epoch}}

@@ -62,6 +62,7 @@ type planner struct {
 	reset     map[Key]int64
 	forgotten map[Key]bool // in this run
 	flushed   map[Flush]bool
+	links     []OnLink
 }
 
 type (

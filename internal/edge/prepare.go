@@ -24,6 +24,7 @@ type prepared struct {
 	byVIP    map[netip.Addr][]int
 	known    map[Endpoint]bool // of every virtual and node address
 	sets     map[string]sets   // by replica, with its own addresses
+	behind   []netip.Addr      // of every candidate, in order
 }
 
 // home is where a key belongs.
@@ -159,6 +160,10 @@ func (p *prepared) collect() {
 		}
 	}
 	all.backends, all.always = sortedEndpoints(all.backends), sortedEndpoints(all.always)
+	for _, e := range all.backends {
+		p.behind = append(p.behind, e.Addr.Addr())
+	}
+	p.behind = slices.Compact(p.behind)
 	p.sets = make(map[string]sets, len(p.replicas))
 	for ri := range p.replicas {
 		own := all

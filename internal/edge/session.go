@@ -28,8 +28,9 @@ type Session struct {
 	sure     []Key        // of them the confirmed ones
 	dirty    bool         // what was planned last is not in place
 
-	paper sync.Mutex // one writes records at a time
-	work  sync.WaitGroup
+	paper   sync.Mutex // one writes records at a time
+	showing sync.Mutex // one is shown to Env.Watch at a time
+	work    sync.WaitGroup
 }
 
 // Open loads the state and looks at every replica. What of the state is damaged is salvaged,

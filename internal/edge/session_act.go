@@ -20,7 +20,9 @@ func (s *Session) act(ctx context.Context, prepare func(*Input) bool) (Result, e
 	}
 	p, err := s.decideAndCommit(ctx, in)
 	s.mu.Unlock()
+	s.showing.Lock()
 	p.show()
+	s.showing.Unlock()
 	if err != nil {
 		return p.end(), err
 	}

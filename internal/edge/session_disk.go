@@ -35,14 +35,7 @@ func idOf(path string) fileID {
 // Refresh looks again: holds, tables, leases, addresses, and what others remember. What is
 // not as it should be is mended.
 func (s *Session) Refresh(ctx context.Context) error {
-	s.reload()
-	if err := s.lookAround(ctx); err != nil {
-		return err
-	}
-	res, err := s.act(ctx, func(in *Input) bool {
-		in.Answers, in.Confirmed = slices.Clone(s.left), slices.Clone(s.sure)
-		return true
-	})
+	res, err := s.Look(ctx)
 	if err != nil {
 		return err
 	}
@@ -108,7 +101,7 @@ func (s *Session) lookAround(ctx context.Context) error {
 	defer enough.Stop()
 	local, late := s.self() < 0, false
 	left := len(s.lines)
-	for left > 0 && !(late && local) {
+	for left > 0 && (!late || !local) {
 		select {
 		case v := <-views:
 			local = local || s.lines[v.at].local

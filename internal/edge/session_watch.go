@@ -10,6 +10,18 @@ import (
 // let go. It moves nothing.
 func (s *Session) Reload() { s.reload() }
 
+// Look is Refresh that says what it decided.
+func (s *Session) Look(ctx context.Context) (Result, error) {
+	s.reload()
+	if err := s.lookAround(ctx); err != nil {
+		return Result{}, err
+	}
+	return s.act(ctx, func(in *Input) bool {
+		in.Answers, in.Confirmed = slices.Clone(s.left), slices.Clone(s.sure)
+		return true
+	})
+}
+
 // Compare looks at one parity group, unless somebody did so less than its Every ago. g is
 // one of Config.Parity.
 func (s *Session) Compare(ctx context.Context, g ParityGroup) (Result, error) {

@@ -274,7 +274,7 @@ func some(list []string, n int) string {
 // them to those who do, but for its own blank table and its own links.
 func (b *builder) collectSets() {
 	t, w := &b.view.Table, &b.want
-	if !b.writers.any && !(b.local && b.blank) {
+	if !b.writers.any && (!b.local || !b.blank) {
 		w.Services, w.Addresses, w.Backends, w.Always = t.Services, t.Addresses, t.Backends, t.Always
 	} else {
 		s := b.pre.sets[b.view.Replica]
@@ -286,35 +286,24 @@ func (b *builder) collectSets() {
 			w.Always = sortedEndpoints(slices.Concat(w.Always, t.Always))
 		}
 	}
-	w.OnLink = b.onLink()
-}
-
-// onLink is a machine's own knowledge: another that is at work keeps its own.
-func (b *builder) onLink() []OnLink {
+	// Links are a machine's own knowledge: another that is at work keeps its own.
+	w.OnLink = t.OnLink
 	_, atWork := b.writers.leases[b.view.Replica]
-	if len(b.in.Host.Links) == 0 || !b.local && (atWork || !b.writers.any) {
-		return b.view.Table.OnLink
+	if len(b.in.Host.Links) > 0 && (b.local || !atWork && b.writers.any) {
+		w.OnLink = b.onLink()
 	}
-	return b.pre.onLink(b.in.Host.Links)
 }
 
 // onLink pairs each candidate with the links on which clients reach it without this
 // machine, and with itself: none of these answers would come back this way.
-func (p *prepared) onLink(links []netip.Prefix) []OnLink {
-	var out []OnLink
-	done := map[netip.Addr]bool{}
-	for i := range p.services {
-		for _, f := range p.services[i].families {
-			for _, c := range f.candidates {
-				if a := c.addr.Addr(); !done[a] {
-					done[a] = true
-					out = append(out, OnLink{Prefix: widest(a, links), Addr: a})
-				}
-			}
+func (p *planner) onLink() []OnLink {
+	if p.links == nil {
+		p.links = make([]OnLink, 0, len(p.pre.behind))
+		for _, a := range p.pre.behind { // in order, each once: so is the list
+			p.links = append(p.links, OnLink{Prefix: widest(a, p.in.Host.Links), Addr: a})
 		}
 	}
-	slices.SortFunc(out, compareOnLink)
-	return out
+	return p.links
 }
 
 // widest is the widest link that an address is on, else the address alone: a set of

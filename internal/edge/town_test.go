@@ -3,7 +3,6 @@ package edge
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -32,7 +31,6 @@ type town struct {
 	alerts []Alert
 	flush  func([]Flush) error // nil = it works
 	look   error               // of Sight
-	reach  bool                // clients come through by whatever table
 	parity Parity
 }
 
@@ -56,16 +54,18 @@ type flow struct {
 // bubble plays a story on a clock of its own.
 func bubble(t *testing.T, candidates, replicas int, story func(*testing.T, *town)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		w := &town{
-			t: t, config: testConfig(candidates, replicas), tables: map[string]*fakeTable{}, minds: map[netip.AddrPort]mind{},
-			probes: map[netip.AddrPort]int{}, holder: nodeName(1), parity: Parity{Equal: true},
-		}
-		for i := 1; i <= max(replicas, 1); i++ {
-			w.tables[nodeName(i)] = &fakeTable{w: w, name: nodeName(i), absent: true}
-		}
-		story(t, w)
-	})
+	synctest.Test(t, func(t *testing.T) { story(t, newTown(t, candidates, replicas)) })
+}
+
+func newTown(t *testing.T, candidates, replicas int) *town {
+	w := &town{
+		t: t, config: testConfig(candidates, replicas), tables: map[string]*fakeTable{}, minds: map[netip.AddrPort]mind{},
+		probes: map[netip.AddrPort]int{}, holder: nodeName(1), parity: Parity{Equal: true},
+	}
+	for i := 1; i <= max(replicas, 1); i++ {
+		w.tables[nodeName(i)] = &fakeTable{w: w, name: nodeName(i), absent: true}
+	}
+	return w
 }
 
 // env is a machine's, with a state folder of its own.
@@ -226,116 +226,6 @@ func (w *town) memory(e *Env) Memory {
 	return m
 }
 
-// fakeTable is one replica's table. Leases run out by the clock.
-type fakeTable struct {
-	w       *town
-	name    string
-	absent  bool
-	drift   []string
-	table   Table
-	until   map[string]time.Time
-	down    error         // no exchange
-	stiff   error         // it can be read and not be written
-	slow    time.Duration // each exchange
-	hangs   bool          // whatever the context says
-	applies int
-	sneak   func(*Table) // changes it right after a look
-}
-
-func (f *fakeTable) pass(ctx context.Context) error {
-	f.w.mu.Lock()
-	down, slow, hangs := f.down, f.slow, f.hangs
-	f.w.mu.Unlock()
-	if hangs {
-		time.Sleep(time.Minute)
-	}
-	if slow > 0 {
-		select {
-		case <-time.After(slow):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return down
-}
-
-func (f *fakeTable) Observe(ctx context.Context) (View, error) {
-	if err := f.pass(ctx); err != nil {
-		return View{}, err
-	}
-	f.w.mu.Lock()
-	defer f.w.mu.Unlock()
-	v := f.view()
-	if f.sneak != nil {
-		f.sneak(&f.table)
-	}
-	return v, nil
-}
-
-func (f *fakeTable) view() View {
-	t := f.table
-	t.Targets, t.Nodes, t.Services = slices.Clone(t.Targets), slices.Clone(t.Nodes), slices.Clone(t.Services)
-	t.Leases = nil
-	for _, l := range f.table.Leases {
-		if l.Left = time.Until(f.until[l.Node]); l.Left > 0 {
-			t.Leases = append(t.Leases, l)
-		}
-	}
-	return View{Absent: f.absent, Drift: slices.Clone(f.drift), Table: t}
-}
-
-// Apply sends the difference between was and want, like the real one.
-func (f *fakeTable) Apply(ctx context.Context, was View, want Table) (View, error) {
-	if err := f.pass(ctx); err != nil {
-		return View{}, err
-	}
-	f.w.mu.Lock()
-	defer f.w.mu.Unlock()
-	if f.stiff != nil {
-		return View{}, f.stiff
-	}
-	f.applies++
-	t := &f.table
-	t.Targets = changed(t.Targets, was.Table.Targets, want.Targets, func(e Element) Endpoint { return e.From })
-	t.Nodes = changed(t.Nodes, was.Table.Nodes, want.Nodes, func(e Element) Endpoint { return e.From })
-	t.Services, t.Addresses, t.Backends, t.Always, t.OnLink = want.Services, want.Addresses, want.Backends, want.Always, want.OnLink
-	if f.until == nil {
-		f.until = map[string]time.Time{}
-	}
-	for _, l := range want.Leases {
-		i := slices.IndexFunc(was.Table.Leases, func(o Lease) bool { return o.Node == l.Node })
-		if i >= 0 && sameLease(was.Table.Leases[i], l) && l.Left <= was.Table.Leases[i].Left {
-			continue
-		}
-		t.Leases = slices.DeleteFunc(slices.Clone(t.Leases), func(o Lease) bool { return o.Node == l.Node })
-		t.Leases = append(t.Leases, l)
-		f.until[l.Node] = time.Now().Add(l.Left)
-	}
-	f.absent, f.drift = false, nil
-	t.Sort()
-	return f.view(), nil
-}
-
-// changed applies the difference of two lists to a third.
-func changed[K comparable, E comparable](have, was, want []E, key func(E) K) []E {
-	have = slices.Clone(have)
-	drop := func(k K) { have = slices.DeleteFunc(have, func(e E) bool { return key(e) == k }) }
-	for _, e := range was {
-		if !slices.Contains(want, e) {
-			drop(key(e))
-		}
-	}
-	for _, e := range want {
-		if !slices.Contains(was, e) {
-			drop(key(e))
-			have = append(have, e)
-		}
-	}
-	return have
-}
-
-func (f *fakeTable) Close() error { return nil }
-
 type fakeProber town
 
 func (p *fakeProber) Probe(ctx context.Context, t ProbeTarget) Answer {
@@ -430,32 +320,6 @@ func (p *fakeWay) Reach(ctx context.Context, to Endpoint) error {
 	return nil
 }
 
-// killed is what a run panics with at a point.
-type killed struct{ point string }
-
-// killedAt runs f and ends it at its nth point; "" = it came to its end before.
-func killedAt(ctx context.Context, n int, f func(context.Context)) (point string) {
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case killed:
-			point = r.point
-		default:
-			panic(r)
-		}
-	}()
-	f(run.WithPoints(ctx, func(name string) {
-		if n--; n == 0 {
-			panic(killed{name})
-		}
-	}))
-	return ""
-}
-
-func (w *town) String() string {
-	return fmt.Sprintf("%s, %d flows, %d alerts", w.leads(), len(w.flows), len(w.alerts))
-}
-
 // alsoHolder is a machine that has the virtual address too.
 type alsoHolder struct{ fakeSight }
 
@@ -477,7 +341,9 @@ func (e *Env) digest(w *town) string {
 
 func netipAddrPort(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(addr(a), port) }
 
-func runPoints(ctx context.Context, hit func(string)) context.Context { return run.WithPoints(ctx, hit) }
+func runPoints(ctx context.Context, hit func(string)) context.Context {
+	return run.WithPoints(ctx, hit)
+}
 
 // reading keeps a state folder from being written, as a full disk does.
 type reading struct {

@@ -45,9 +45,9 @@ func (p *planner) verdicts() {
 			p.fresh[a.Key] = true
 		}
 	}
-	keys := slices.Collect(maps.Keys(p.standings))
-	for k := range before {
-		if _, ok := p.standings[k]; !ok {
+	keys := slices.Collect(maps.Keys(before)) // of which there is something to say
+	for k, st := range p.standings {
+		if st.veto != nil && !before[k] {
 			keys = append(keys, k)
 		}
 	}

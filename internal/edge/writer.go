@@ -109,9 +109,10 @@ func (w *writers) of(f *family) (string, bool) {
 }
 
 // lease is what this machine says of itself. Only one who would write says that it is at
-// work: others must not wait for one who never does.
+// work: others must not wait for one who never does. Without a look at itself it says
+// nothing new.
 func (p *planner) lease() (Lease, bool) {
-	if p.pre.alone || p.in.Config.Writer == WriterNever {
+	if p.pre.alone || p.in.Config.Writer == WriterNever || len(p.in.Host.Addresses) == 0 {
 		return Lease{}, false
 	}
 	l := Lease{Node: p.in.Node, Config: p.pre.digest, Opinion: p.opinion(), Left: leaseLife}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/journal"
@@ -132,7 +133,7 @@ func (p *pass) fetchAnother(ctx context.Context, work string) error {
 		}
 		return nil
 	}
-	l, _, err := p.list(ctx, s, filepath.Join(work, "again"))
+	l, _, err := p.list(ctx, s, p.Config.Sources, filepath.Join(work, "again"))
 	if len(l.Entries) >= len(plain.Entries) {
 		p.in.Listing = l
 		l.Via = res.Strategy
@@ -140,9 +141,36 @@ func (p *pass) fetchAnother(ctx context.Context, work string) error {
 	return err
 }
 
-// list fetches by some sources; it also returns why which of them failed.
-func (p *pass) list(ctx context.Context, s Sources, work string) (*Listing, []error, error) {
-	entries, skipped, failed, err := s.Fetch(ctx, p.Config.Sources, work)
+// fetchInDirect gets the list while users are direct: by a way that recovery found, and not
+// one packet of it beside that. What lies on this machine helps to find one, and is no list
+// of its own as long as a source is remote. Commands that no way leads to anything may need
+// none: where nothing is remote they are run once more, as they are, or users would be direct
+// for good.
+func (p *pass) fetchInDirect(ctx context.Context, work string) error {
+	own := &Listing{}
+	if local := slices.DeleteFunc(slices.Clone(p.Config.Sources), func(s Source) bool { return !s.local() }); len(local) > 0 {
+		var err error
+		if own, _, err = p.list(ctx, p.Sources, local, work); err != nil {
+			return err
+		}
+	}
+	p.in.Listing = own
+	err := p.fetchAnother(ctx, work)
+	if err != nil || p.in.Listing.Via != "" {
+		return err
+	}
+	tried := p.in.Listing.Failed
+	p.in.Listing = &Listing{}
+	if !slices.ContainsFunc(p.Config.Sources, Source.Remote) {
+		p.in.Listing, _, err = p.list(ctx, p.Sources, p.Config.Sources, filepath.Join(work, "plain"))
+	}
+	p.in.Listing.Failed = append(tried, p.in.Listing.Failed...)
+	return err
+}
+
+// list fetches from some of the sources; it also returns why which of them failed.
+func (p *pass) list(ctx context.Context, s Sources, from []Source, work string) (*Listing, []error, error) {
+	entries, skipped, failed, err := s.Fetch(ctx, from, work)
 	l := &Listing{Entries: entries, Skipped: skipped}
 	for _, f := range failed {
 		l.Failed = append(l.Failed, f.Error())

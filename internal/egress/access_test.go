@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +29,10 @@ func (f farSources) Fetch(ctx context.Context, s []Source, dir string) ([]Entry,
 	if f.way == "a way" {
 		return f.world.Fetch(ctx, s, dir)
 	}
-	failed := []error{&SourceError{Source: "site", Err: errors.New("no way")}}
+	var failed []error
+	if slices.ContainsFunc(s, Source.Remote) {
+		failed = []error{&SourceError{Source: "site", Err: errors.New("no way")}}
+	}
 	if f.own == 0 {
 		return nil, 0, failed, errors.New("no source yielded a profile")
 	}

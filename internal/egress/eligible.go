@@ -57,6 +57,24 @@ func (e eligibility) judge(p Pool, r Row) (code, reason string) {
 	return "", ""
 }
 
+// filterEmpty says whether rebalance.allow and rebalance.deny are why nothing is left: there
+// are endpoints, and each that a lane could carry is kept out by its name.
+func (e eligibility) filterEmpty() bool {
+	some := false
+	for _, p := range e.in.Pools {
+		for _, r := range p.Rows {
+			switch code, _ := e.judge(p, r); code {
+			case "unsupported":
+			case "filtered":
+				some = true
+			default:
+				return false
+			}
+		}
+	}
+	return some
+}
+
 // quarantined returns the record that keeps an endpoint of the pool out.
 func (e eligibility) quarantined(p Pool, endpoint string) (state.Quarantined, bool) {
 	for _, q := range e.records[endpoint] {
@@ -116,6 +134,17 @@ func holdLeft(h Hold, now time.Time, longest time.Duration) time.Duration {
 	}
 	elapsed := max(now.Sub(h.Since), 0)
 	return min(h.For, longest) - elapsed
+}
+
+// tidyHolds lets a hold-down that a wrong clock dated into the future begin now: it would
+// else last until that day.
+func tidyHolds(in *Input, next *Memory) {
+	for e, h := range next.Holds {
+		if h.Since.After(in.Now.Add(futureSlack)) {
+			h.Since = in.Now
+			next.Holds[e] = h
+		}
+	}
 }
 
 // failedAgain is the hold-down after one more failure: it doubles each time. The first one

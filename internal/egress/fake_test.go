@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/state"
 )
 
@@ -27,8 +28,11 @@ type world struct {
 	shaken  map[string]time.Time // lane -> last handshake
 	classes map[string]string    // nil = no table
 	uplink  bool
-	gateway bool // answers although nothing behind it does
+	gateway bool   // answers although nothing behind it does
+	gone    string // lane whose interface is
+	drifts  bool   // rules are not as they should be, and stay so
 	flushed []string
+	flows   map[string]string // class -> where its one flow goes on until it is deleted
 	probed  []string
 	env     *Env
 	list    []string // what the source offers
@@ -62,7 +66,9 @@ func (w *world) pass(d time.Duration) {
 	w.mu.Unlock()
 }
 
-func (w *world) up(lane string) bool { return w.uplink && w.alive[w.carries[lane]] }
+func (w *world) up(lane string) bool {
+	return w.uplink && w.alive[w.carries[lane]] && lane != w.gone
+}
 
 // Fetch writes a profile for each endpoint of the list; its text is the endpoint.
 func (w *world) Fetch(_ context.Context, _ []Source, dir string) ([]Entry, int, []error, error) {
@@ -90,6 +96,9 @@ func (w *world) Observe(_ context.Context, l Lane) (DeviceView, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	v := DeviceView{Present: true, Up: true}
+	if l.Name == w.gone {
+		return DeviceView{}, nil
+	}
 	if e := w.carries[l.Name]; e != "" {
 		p := PeerView{Pair: "pair " + e, Endpoint: netip.MustParseAddrPort(e), Allowed: 1}
 		if w.up(l.Name) {
@@ -165,7 +174,9 @@ func (p *tester) Test(_ context.Context, _ TestConfig, targets []TestTarget, _ f
 type plane world
 
 func (p *plane) Observe(_ context.Context, c Config) (PlaneView, error) {
-	v := PlaneView{Ready: p.classes != nil, Classes: map[string]string{}}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := PlaneView{Ready: p.classes != nil && !p.drifts, Classes: map[string]string{}}
 	for _, l := range c.Lanes {
 		v.Classes[l.Name] = p.classes[l.Name]
 	}
@@ -173,18 +184,41 @@ func (p *plane) Observe(_ context.Context, c Config) (PlaneView, error) {
 }
 
 func (p *plane) Ensure(_ context.Context, _ Config, classes map[string]string) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.classes = maps.Clone(classes)
 	return true, nil
 }
 
-func (p *plane) Move(_ context.Context, _ Config, moves map[string]string) error {
+func (p *plane) Move(ctx context.Context, _ Config, moves map[string]string) error {
+	p.mu.Lock()
 	maps.Copy(p.classes, moves)
+	p.mu.Unlock()
+	run.Point(ctx, "plane.moved")
 	return nil
 }
 
-func (p *plane) Flush(_ context.Context, _ Config, class, lane string) (int, error) {
+func (p *plane) Flush(ctx context.Context, _ Config, class, lane string) (int, error) {
+	p.mu.Lock()
 	p.flushed = append(p.flushed, class+" on "+lane)
+	maps.DeleteFunc(p.flows, func(c, at string) bool { return at == lane && (class == "" || c == class) })
+	p.mu.Unlock()
+	run.Point(ctx, "flows.deleted")
 	return 1, nil
+}
+
+// traffic is a packet of each class: of a flow that goes on where it is, or of a new one.
+func (w *world) traffic() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.flows == nil {
+		w.flows = map[string]string{}
+	}
+	for class, at := range w.classes {
+		if w.flows[class] == "" {
+			w.flows[class] = at
+		}
+	}
 }
 
 // morning is a refresh, a rebalance and a first verdict.
@@ -213,6 +247,7 @@ func (w *world) repair(t *testing.T) Outcome {
 	if err != nil || out.Partial != nil {
 		t.Fatal("repair:", err, out.Partial)
 	}
+	w.traffic()
 	w.pass(time.Second)
 	return out
 }

@@ -58,7 +58,8 @@ type Options struct {
 // DirectOrder is an operator's word about direct.
 type DirectOrder struct {
 	On      bool     `json:"on"`
-	Classes []string `json:"classes"` // home lanes
+	Classes []string `json:"classes"`      // home lanes
+	By      string   `json:"by,omitempty"` // who gives it; "" = not known
 	Reason  string   `json:"reason"`
 }
 

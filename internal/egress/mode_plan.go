@@ -20,7 +20,7 @@ func (in *Input) modeState() ModeState {
 		}
 		for _, c := range d.Classes {
 			if delete(s.Manual, c); d.On {
-				s.Manual[c] = Manual{Since: in.Now, Reason: d.Reason}
+				s.Manual[c] = Manual{Since: in.Now, By: d.By, Reason: d.Reason}
 			}
 		}
 	}
@@ -59,20 +59,12 @@ func (in *Input) observe(s ModeState) ModeObservation {
 	if day := Day(in.Now); day == s.Counted.Day || in.Count > 0 {
 		o.Counts = append(o.Counts, DayCount{day, in.Count})
 	}
-	fresh := map[string]bool{}
-	for _, p := range in.Pools {
-		if p.Name == PoolWorking || p.Error != "" {
-			continue
-		}
-		for _, r := range p.Rows {
-			fresh[r.Endpoint] = true
-		}
-	}
+	fresh := in.fresh()
 	for _, l := range in.Lanes {
 		if l.Round != nil && l.Round.Pass {
 			o.Healthy++
 		}
-		if l.Strict != nil && fresh[l.Endpoint] {
+		if l.Strict != nil && l.Device.Present && fresh[l.Endpoint] {
 			o.Filled++
 			o.Strict += boolInt(*l.Strict == "")
 		}
@@ -83,6 +75,24 @@ func (in *Input) observe(s ModeState) ModeObservation {
 		}
 	}
 	return o
+}
+
+// fresh are the endpoints that the strict pools can fill a slot with: what failed after
+// their tests is no longer one of them.
+func (in *Input) fresh() map[string]bool {
+	out := map[string]bool{}
+	e := newEligibility(in)
+	for _, p := range in.Pools {
+		if p.Name == PoolWorking || p.Error != "" {
+			continue
+		}
+		for _, r := range p.Rows {
+			if _, kept := e.quarantined(p, r.Endpoint); !kept {
+				out[r.Endpoint] = true
+			}
+		}
+	}
+	return out
 }
 
 // modes asks the machine, once the lanes have nothing left to be found out.
@@ -147,7 +157,11 @@ func (p *Plan) moveAll(in *Input, next ModeState, a Action, lender func(string) 
 		at, belongs := in.Plane.Classes[l.Name], in.belongsDirect(next, l)
 		switch {
 		case belongs && at != direct:
-			p.add(Step{Kind: StepDirect, Class: l.Name, From: at, To: direct, Reason: a.Reason})
+			why := a.Reason
+			if m, hand := next.Manual[l.Name]; hand {
+				why = m.text()
+			}
+			p.add(Step{Kind: StepDirect, Class: l.Name, From: at, To: direct, Reason: why})
 			delete(p.Next.Lends, l.Name)
 		case !belongs && at == direct && a.Kind == ActLeave:
 			to := l.Name
@@ -181,7 +195,7 @@ func PlanRecover(in Input) Plan {
 	if d := in.Options.Direct; d != nil && !d.On { // classes that were direct by hand only
 		for _, l := range in.Config.Lanes {
 			if slices.Contains(d.Classes, l.Name) && !in.belongsDirect(s, l) && !isDirect(s.Mode) && in.Plane.Classes[l.Name] == direct {
-				p.add(Step{Kind: StepLeave, Class: l.Name, From: direct, To: l.Name, Reason: "by hand: " + d.Reason})
+				p.add(Step{Kind: StepLeave, Class: l.Name, From: direct, To: l.Name, Reason: Manual{By: d.By, Reason: d.Reason}.text()})
 			}
 		}
 		if isDirect(s.Mode) && p.Mode == nil {

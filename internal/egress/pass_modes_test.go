@@ -269,6 +269,7 @@ func killedAndBack(t *testing.T, n int) bool {
 	killed := w.killedRepair(t, n)
 	w.settle(t)
 	w.allOn(t, direct)
+	w.flowsFollow(t, n)
 	if w.mode(t) != state.ModeDirect {
 		t.Fatalf("killed at point %d: mode %s", n, w.mode(t))
 	}
@@ -276,10 +277,47 @@ func killedAndBack(t *testing.T, n int) bool {
 	back := w.killedRepair(t, n)
 	w.settle(t)
 	w.allOn(t, "home")
+	w.flowsFollow(t, n)
 	if w.mode(t) != state.ModeNormal {
 		t.Fatalf("killed at point %d on the way back: mode %s, %+v", n, w.mode(t), w.modes(t))
 	}
 	return killed || back
+}
+
+// flowsFollow wants the flows of each class where the class is: none that is older was left
+// where it was.
+func (w *world) flowsFollow(t *testing.T, n int) {
+	t.Helper()
+	for class, at := range w.classes {
+		if w.flows[class] != at {
+			t.Errorf("killed at point %d: the class of %s is on %s, and its flow goes on on %s", n, class, at, w.flows[class])
+		}
+	}
+	if w.modes(t).Moving {
+		t.Errorf("killed at point %d: users are still on the move", n)
+	}
+}
+
+// A run that lent a class and was killed before it deleted the class's flows leaves them to
+// the next one, also where nothing replaces the dead endpoint.
+func TestALoanThatIsKilledLeavesNoFlowOnTheDeadLane(t *testing.T) {
+	for n := 1; ; n++ {
+		w := newWorld(t, 2, 2)
+		w.morning(t)
+		w.alive[w.carries["egress2"]] = false
+		w.repair(t)
+		if !w.killedRepair(t, n) {
+			if n < 10 {
+				t.Errorf("only %d points", n)
+			}
+			return
+		}
+		w.settle(t)
+		if w.classes["egress2"] != "egress1" {
+			t.Fatalf("killed at point %d: the class is on %q", n, w.classes["egress2"])
+		}
+		w.flowsFollow(t, n)
+	}
 }
 
 // settle lets ten minutes pass with some rounds in each.

@@ -36,6 +36,7 @@ func PlanRebalance(in Input) Plan {
 	}
 	b.plan = Plan{Command: "rebalance", Next: in.Memory.clone()}
 	setAside(&in, &b.plan.Next)
+	tidyHolds(&in, &b.plan.Next)
 	if !b.usablePools() {
 		return b.plan
 	}

@@ -12,7 +12,7 @@ import (
 func (p *pass) remember(ctx context.Context) error {
 	was, next := p.stored, p.plan.Next
 	if next.Lanes == nil || !p.heal && !worthWriting(was, next) {
-		p.unsaved = nil
+		p.handOn(nil)
 		return nil
 	}
 	var m Memory
@@ -39,10 +39,17 @@ func (p *pass) remember(ctx context.Context) error {
 		prune(m)
 		return nil
 	})
-	if p.unsaved = nil; err != nil {
-		p.unsaved = &next
+	if p.handOn(nil); err != nil {
+		p.handOn(&next)
 	}
 	return err
+}
+
+// handOn leaves what a repair could not write to the next one.
+func (p *pass) handOn(m *Memory) {
+	if p.in.Command == "repair" {
+		p.unsaved = m
+	}
 }
 
 // worthWriting spares the disk: round trips and counts of good rounds change each second.

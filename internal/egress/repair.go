@@ -39,6 +39,7 @@ func PlanRepair(in Input) Plan {
 	}
 	r.plan = Plan{Command: "repair", Next: in.Memory.clone()}
 	setAside(&in, &r.plan.Next)
+	tidyHolds(&in, &r.plan.Next)
 	for _, l := range in.Config.Lanes { // where it belongs, whether it is there already or not
 		if in.belongsDirect(in.modeState(), l) {
 			r.where[l.Name] = direct

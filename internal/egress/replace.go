@@ -204,10 +204,16 @@ func (r *repair) fill(lanes []LaneView) {
 			return
 		}
 	}
-	r.spent = r.next >= len(r.cands) && !slices.ContainsFunc(r.proven, func(c Row) bool {
+	empty := r.elig.filterEmpty()
+	r.spent = !empty && r.next >= len(r.cands) && !slices.ContainsFunc(r.proven, func(c Row) bool {
 		return slices.ContainsFunc(open, func(l LaneView) bool { return r.carries(l, c) })
 	})
 	for _, l := range open {
+		if empty {
+			r.plan.hold(l.Name, HeldFilter, "rebalance.allow and rebalance.deny leave no endpoint; nothing was touched")
+			r.markSearched(l.Name)
+			continue
+		}
 		r.plan.hold(l.Name, HeldNoCandidate, "%s; nothing was touched", r.noneBecause(l))
 		r.markSearched(l.Name)
 	}

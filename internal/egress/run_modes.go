@@ -77,14 +77,80 @@ func (p *pass) modes(ctx context.Context, salvage bool, plan func() Plan) error 
 			p.out.lock = l
 		}
 		p.watch()
-		if p.moving(StepLeave) { // users first: none may be direct once that is no longer declared
-			return errors.Join(p.moveModes(ctx), p.sequenceEvents(ctx))
-		}
-		if err := p.writeModes(ctx, false); err != nil {
+		return errors.Join(p.changeModes(ctx), p.sequenceEvents(ctx))
+	})
+}
+
+// changeModes writes what the machine says and moves users: to direct once that is
+// declared, and back before it no longer is. That they are on the move is written before
+// either, for the flows that they leave behind: a run that finds it written deletes them.
+func (p *pass) changeModes(ctx context.Context) error {
+	left := p.in.Memory.Modes.Moving
+	if p.moving(StepLeave) {
+		if err := p.writeMoving(ctx, true); err != nil {
 			return err
 		}
-		return errors.Join(p.moveDirect(ctx, StepDirect), p.sequenceEvents(ctx))
+		if err := p.moveDirect(ctx, StepLeave); err != nil {
+			return err
+		}
+		if err := p.sweep(ctx, left); err != nil {
+			return err
+		}
+		p.plan.Next.Modes.Moving = false
+		return p.writeModes(ctx, true)
+	}
+	p.plan.Next.Modes.Moving = left || p.moving(StepDirect)
+	if err := p.writeModes(ctx, false); err != nil {
+		return err
+	}
+	if err := p.moveDirect(ctx, StepDirect); err != nil || !p.plan.Next.Modes.Moving {
+		return err
+	}
+	if err := p.sweep(ctx, left); err != nil {
+		return err
+	}
+	return p.writeMoving(ctx, false)
+}
+
+// writeMoving writes that users are on the move, or no longer.
+func (p *pass) writeMoving(ctx context.Context, moving bool) error {
+	var m Memory
+	err := p.State.UpdateJSON(ctx, memoryFile, &m, func() error {
+		m = m.clone()
+		m.Modes.Moving = moving
+		return nil
 	})
+	if err != nil {
+		return fmt.Errorf("modes: %w", err)
+	}
+	p.plan.Next.Modes.Moving = moving
+	run.Point(ctx, "modes.remembered")
+	return nil
+}
+
+// sweep deletes what flows of each class a killed run left where the class is no more: on
+// lanes, or on direct.
+func (p *pass) sweep(ctx context.Context, left bool) error {
+	if !left || !p.Config.Plane.FlushFlows {
+		return nil
+	}
+	v, err := p.Plane.Observe(ctx, p.Config)
+	if err != nil {
+		return fmt.Errorf("user plane: %w", err)
+	}
+	var errs error
+	for _, class := range p.Config.Lanes {
+		if v.Classes[class.Name] != direct {
+			_, err := p.Flows.Flush(ctx, p.Config, class.Name, direct)
+			errs = errors.Join(errs, err)
+			continue
+		}
+		for _, l := range p.Config.Lanes {
+			_, err := p.Flows.Flush(ctx, p.Config, class.Name, l.Name)
+			errs = errors.Join(errs, err)
+		}
+	}
+	return errs
 }
 
 func (p *pass) sequenceEvents(ctx context.Context) error {
@@ -92,7 +158,7 @@ func (p *pass) sequenceEvents(ctx context.Context) error {
 }
 
 func (p *pass) modesDiffer() bool {
-	return p.plan.Mode != nil || p.moving(StepDirect) || p.moving(StepLeave) || !reflect.DeepEqual(p.plan.Next.Modes, p.in.Memory.Modes)
+	return p.plan.Mode != nil || p.in.Memory.Modes.Moving || p.moving(StepDirect) || p.moving(StepLeave) || !reflect.DeepEqual(p.plan.Next.Modes, p.in.Memory.Modes)
 }
 
 func (p *pass) moving(kind StepKind) bool {
@@ -102,13 +168,6 @@ func (p *pass) moving(kind StepKind) bool {
 		}
 	}
 	return false
-}
-
-func (p *pass) moveModes(ctx context.Context) error {
-	if err := p.moveDirect(ctx, StepLeave); err != nil {
-		return err
-	}
-	return p.writeModes(ctx, true)
 }
 
 // writeModes writes both files. Each order leaves, between them, a state that the next run

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -84,11 +85,10 @@ func (p *pass) workdir(dryRun bool) (string, error) {
 
 // fetch gets the list, by a strategy where the plain way leads to no remote source.
 func (p *pass) fetch(ctx context.Context, work string, dryRun bool) error {
-	if p.Recovery != nil && !dryRun && isDirect(state.Mode(p.in.KV[state.KeyMode])) { // not one packet of it beside a way that recovery found
-		p.in.Listing = &Listing{}
-		return p.fetchAnother(ctx, work)
+	if p.Recovery != nil && !dryRun && isDirect(state.Mode(p.in.KV[state.KeyMode])) && slices.ContainsFunc(p.Config.Sources, Source.Leads) {
+		return p.fetchInDirect(ctx, work)
 	}
-	l, failed, err := p.list(ctx, p.Sources, work)
+	l, failed, err := p.list(ctx, p.Sources, p.Config.Sources, work)
 	p.in.Listing = l
 	if err != nil || dryRun || p.Recovery == nil || !p.Config.Recovery.OnRefresh || !cutOff(p.Config.Sources, failed) {
 		return err

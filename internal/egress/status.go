@@ -17,18 +17,20 @@ import (
 // Status is everything of egress at a glance. It is read without any write lock and
 // without sending a packet.
 type Status struct {
-	Time       time.Time    `json:"time"`
-	Mode       string       `json:"mode"`
-	Reason     string       `json:"reason,omitempty"`
-	Since      time.Time    `json:"since,omitzero"`
-	Lanes      []LaneStatus `json:"lanes"`
-	Pools      []PoolStatus `json:"pools"`
-	Quarantine []Quarantine `json:"quarantine,omitempty"`
-	CountToday int          `json:"replacements_today"`
-	Refresh    Attempt      `json:"last_refresh"`
-	Uplink     string       `json:"uplink"`
-	Locks      []LockHolder `json:"locks,omitempty"`
-	Problems   []string     `json:"problems,omitempty"`
+	Time       time.Time      `json:"time"`
+	Mode       string         `json:"mode"`
+	Reason     string         `json:"reason,omitempty"`
+	Since      time.Time      `json:"since,omitzero"`
+	Lanes      []LaneStatus   `json:"lanes"`
+	Pools      []PoolStatus   `json:"pools"`
+	Quarantine []Quarantine   `json:"quarantine,omitempty"`
+	CountToday int            `json:"replacements_today"`
+	Refresh    Attempt        `json:"last_refresh"`
+	Manual     []ManualStatus `json:"direct_by_hand,omitempty"`
+	Attempts   AttemptStatus  `json:"attempts"`
+	Uplink     string         `json:"uplink"`
+	Locks      []LockHolder   `json:"locks,omitempty"`
+	Problems   []string       `json:"problems,omitempty"`
 }
 
 // LaneStatus is one line of the table.
@@ -95,6 +97,7 @@ func (e *Env) Status(ctx context.Context) Status {
 	s.Since = epoch(p.in.KV[state.KeySince])
 	s.CountToday = p.in.Count
 	s.Refresh = Attempt{At: epoch(p.in.KV[state.KeyLastRefreshAttempt]), RC: p.in.KV[state.KeyLastRefreshRC]}
+	s.Manual, s.Attempts = p.manualStatus(), p.attemptStatus()
 	if len(p.in.Memory.Lanes) > 0 {
 		s.Uplink = "up"
 	}
@@ -241,6 +244,7 @@ func (s Status) Text(w io.Writer) {
 	if len(s.Pools) == 0 {
 		fmt.Fprintln(w, "no pool yet: run `shunt egress refresh`")
 	}
+	s.modesText(w)
 	for _, q := range s.Quarantine {
 		fmt.Fprintf(w, "quarantined %s since %s: removed from %s (%s)\n", q.Endpoint, stamp(q.Since), q.Slot, q.Reason)
 	}

@@ -69,6 +69,12 @@ func Judge(m Memory, s Sample, p Policy) (Verdict, Memory) {
 	if r := rung(s); r != ReasonNone {
 		if r == ReasonSilent && s.RxGrew >= VetoBytes {
 			m.Misses = 0
+			if s.Deep && !s.TLS { // pings of every size may be lost under load
+				return m.failDeep(deepRung(s), p)
+			}
+			if s.Deep {
+				m.DeepMisses = 0
+			}
 			return rise(m, p, Loaded)
 		}
 		m.Goods = 0
@@ -83,18 +89,23 @@ func Judge(m Memory, s Sample, p Policy) (Verdict, Memory) {
 	m.Misses = 0
 	if s.Deep {
 		if r := deepRung(s); r != ReasonNone {
-			m.Goods = 0
-			m.Reason = r
-			m.DeepMisses++
-			if m.DeepMisses >= p.Threshold || m.Down {
-				m.Down = true
-				return Down, m
-			}
-			return Suspect, m
+			return m.failDeep(r, p)
 		}
 		m.DeepMisses = 0
 	}
 	return rise(m, p, Up)
+}
+
+// failDeep counts a failed deeper rung.
+func (m Memory) failDeep(r Reason, p Policy) (Verdict, Memory) {
+	m.Goods = 0
+	m.Reason = r
+	m.DeepMisses++
+	if m.DeepMisses >= p.Threshold || m.Down {
+		m.Down = true
+		return Down, m
+	}
+	return Suspect, m
 }
 
 // rise counts a good round; a lane that was down, or whose deeper rung failed and was not

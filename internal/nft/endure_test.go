@@ -108,7 +108,7 @@ func TestLargeTables(t *testing.T) {
 const childVar = "SHUNT_NFT_TEST_CHILD"
 
 func TestKilledChild(t *testing.T) {
-	f := strings.Fields(os.Getenv(childVar)) //nolint:forbidigo // set by the parent test
+	f := strings.Fields(os.Getenv(childVar))
 	if len(f) != 3 {
 		t.Skip("only as a child")
 	}
@@ -172,8 +172,8 @@ func killed(t *testing.T, s *space, door, point string) {
 	if point == "edge.loaded" {
 		s.nft("add table inet shunt_edge; delete table inet shunt_edge\n")
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^TestKilledChild$")                              //nolint:forbidigo,noctx // the child is this test; it is killed
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", childVar, door, s.path(), point)) //nolint:forbidigo // as the parent
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKilledChild$")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", childVar, door, s.path(), point))
 	out := &strings.Builder{}
 	cmd.Stdout, cmd.Stderr = out, out
 	must(t, cmd.Start())

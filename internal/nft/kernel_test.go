@@ -146,7 +146,7 @@ func (s *space) dump(table string, sets ...string) (out []string) {
 	s.tb.Helper()
 	s.raw(func(c *mdnetlink.Conn) {
 		ask := func(kind uint16, names ...string) {
-			msgs, err := execute(c, kind, mdnetlink.Dump, names...)
+			msgs, err := dump(c, kind, names...)
 			must(s.tb, err)
 			for _, m := range msgs {
 				out = append(out, fmt.Sprintf("%x", body(m)))

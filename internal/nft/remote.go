@@ -64,7 +64,7 @@ func (m *remote) exchange(ctx context.Context, commands ...string) (answer, erro
 func (m *remote) open() (line *stream, fresh bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.line != nil && !m.line.over() {
+	if m.line != nil && !m.line.ended() {
 		return m.line, false, nil
 	}
 	if m.line != nil {

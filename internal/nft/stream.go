@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/run"
@@ -23,12 +24,12 @@ const (
 
 const (
 	maxAnswer = 64 << 20 // bytes of one answer
-	// maxComplaints is how much of an answer's stderr is kept: nft repeats the line that it
-	// does not like, and puts marks below all of it.
-	maxComplaints = 8 << 10
-	// lateComplaints bounds the wait for the end of stderr when stdout has already ended: two
-	// pipes may be carried at different speed, and some transports lose stderr.
-	lateComplaints = 250 * time.Millisecond
+	// maxComplaints is how much of the beginning and of the end of an answer's stderr is kept:
+	// nft repeats the line that it does not like, and puts marks below all of it.
+	maxComplaints = 8 << 10 // bytes
+	// lateComplaints bounds the first wait for the end of stderr when stdout has already ended:
+	// two pipes may be carried at different speed, and some transports lose stderr.
+	lateComplaints = time.Second
 	lastWords      = 50 * time.Millisecond
 )
 
@@ -38,7 +39,7 @@ var errEnded = errors.New("ended")
 // answer is what an exchange gave.
 type answer struct {
 	out        string
-	complaints string // the beginning of stderr
+	complaints string // stderr, perhaps without its middle
 }
 
 // stream is a lasting process that is asked by lines.
@@ -53,7 +54,8 @@ type stream struct {
 	news chan struct{} // holds a token when something was read
 	out  strings.Builder
 	errs strings.Builder
-	tail string // of stderr, where the marker is looked for
+	tail string // of stderr
+	over int    // bytes of stderr that errs had no room for
 	seen int    // number of the last marker
 	eof  bool   // of stdout
 	mute bool   // stderr has ended
@@ -105,17 +107,26 @@ func (s *stream) readErrs() {
 	}
 }
 
-// hear keeps the beginning of what stderr said, and looks for the marker in all of it.
+// hear keeps the beginning and the end of what stderr said, and looks for the marker in all
+// of it.
 func (s *stream) hear(text string) {
-	if room := maxComplaints - s.errs.Len(); room > 0 {
-		s.errs.WriteString(text[:min(room, len(text))])
-	}
+	room := min(len(text), max(0, maxComplaints-s.errs.Len()))
+	s.errs.WriteString(text[:room])
+	s.over += len(text) - room
 	s.tail += text
 	if n := lastMarker(s.tail); n > 0 {
 		s.seen = n
 	}
-	const enough = 64
-	s.tail = s.tail[max(0, len(s.tail)-enough):]
+	s.tail = s.tail[max(0, len(s.tail)-maxComplaints):]
+}
+
+// complaints is what stderr said in this exchange; the caller holds the lock.
+func (s *stream) complaints() string {
+	text := s.errs.String()
+	if s.over > 0 {
+		text += "\n" + s.tail[max(0, len(s.tail)-s.over):]
+	}
+	return s.between(text)
 }
 
 // lastMarker is the number of the last whole marker in a text; 0 = there is none.
@@ -135,8 +146,8 @@ func lastMarker(text string) (n int) {
 	}
 }
 
-// over says whether the process has ended.
-func (s *stream) over() bool {
+// ended says whether the process has ended.
+func (s *stream) ended() bool {
 	select {
 	case <-s.proc.Ended():
 		return true
@@ -154,6 +165,7 @@ func (s *stream) ask(ctx context.Context, commands []string) (answer, error) {
 	s.mu.Lock()
 	s.out.Reset()
 	s.errs.Reset()
+	s.over = 0
 	s.mu.Unlock()
 	s.n++
 	text := strings.Join(commands, "\n") + "\n" + question + "\n" + fmt.Sprintf("%s%d\n", marker, s.n)
@@ -179,19 +191,37 @@ func (s *stream) ask(ctx context.Context, commands []string) (answer, error) {
 	if err := s.await(ctx, s.answered); err != nil {
 		return answer{}, err
 	}
-	if !s.deaf {
-		bound, cancel := context.WithTimeout(ctx, lateComplaints)
-		s.deaf = s.await(bound, func() bool { return s.seen >= s.n }) != nil
-		cancel()
+	if err := s.awaitComplaints(ctx); err != nil {
+		return answer{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := s.out.String()
-	a := answer{out: out[:strings.LastIndex(out, reply)], complaints: s.between(s.errs.String())}
-	if s.deaf { // perhaps both are one stream
+	a := answer{out: out[:strings.LastIndex(out, reply)], complaints: s.complaints()}
+	if s.seen < s.n { // perhaps both are one stream
 		a.complaints += s.between(a.out)
 	}
 	return a, nil
+}
+
+// awaitComplaints waits for the end of stderr. Where none has ever come the wait is short,
+// and the last one.
+func (s *stream) awaitComplaints(ctx context.Context) error {
+	s.mu.Lock()
+	s.deaf = s.deaf && s.seen == 0
+	deaf, heard := s.deaf, s.seen > 0
+	s.mu.Unlock()
+	told := func() bool { return s.seen >= s.n || s.mute }
+	switch {
+	case deaf:
+		return nil
+	case heard:
+		return s.await(ctx, told)
+	}
+	bound, cancel := context.WithTimeout(ctx, lateComplaints)
+	defer cancel()
+	s.deaf = s.await(bound, told) != nil
+	return nil
 }
 
 func (s *stream) answered() bool {
@@ -207,10 +237,13 @@ func (s *stream) between(text string) string {
 		text = rest
 	}
 	before, _, ok := strings.Cut(text, fmt.Sprintf("%s%d", marker, s.n))
-	if i := strings.LastIndex(before, "Error: "); ok && i >= 0 {
-		before = before[:i]
+	if !ok {
+		return before
 	}
-	return before
+	if i := strings.LastIndex(before, "Error: "); i >= 0 {
+		return before[:i]
+	}
+	return before[:strings.LastIndexByte(before, '\n')+1] // the marker's own line
 }
 
 // await waits until what was read is enough; done is called with the lock held.
@@ -237,7 +270,7 @@ func (s *stream) await(ctx context.Context, done func() bool) error {
 func (s *stream) said() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, text := range []string{s.between(s.errs.String()), s.out.String()} {
+	for _, text := range []string{s.complaints(), s.out.String()} {
 		text = strings.TrimSpace(text)
 		if i := strings.LastIndexByte(text, '\n'); i >= 0 {
 			text = strings.TrimSpace(text[i+1:])
@@ -275,7 +308,7 @@ func (s *stream) broken(cause error) error {
 	err := s.proc.Err()
 	switch {
 	case err != nil:
-	case cause != nil:
+	case cause != nil && !errors.Is(cause, syscall.EPIPE): // that it has ended is said better
 		err = fmt.Errorf("command %s: %w", s.name, cause)
 	default:
 		err = fmt.Errorf("command %s: exit status 0", s.name)

@@ -288,3 +288,24 @@ func FuzzParseListing(f *testing.F) {
 		}
 	})
 }
+
+// Elements of interval sets are deleted in small numbers only.
+func TestManyDeletionsMakeTheTableAnew(t *testing.T) {
+	for name, c := range map[string]struct {
+		was, want edge.Table
+		heavy     bool
+	}{
+		"a small table":      {many(1, 1), edge.Table{}, false},
+		"one service of 200": {many(200, 1), many(199, 1), false},
+		"half of 200":        {many(200, 1), many(100, 1), true},
+		"everything":         {many(1000, 1), edge.Table{}, true},
+		"everything comes":   {edge.Table{}, many(1000, 1), false},
+		"all targets move":   {many(1000, 1), many(1000, 2), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := heavy(diff(c.was, c.want), c.was, c.want); got != c.heavy {
+				t.Errorf("heavy: %v", got)
+			}
+		})
+	}
+}

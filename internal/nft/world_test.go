@@ -1,9 +1,7 @@
 package nft
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,13 +11,11 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/shunt-net/shunt/internal/edge"
 )
@@ -244,9 +240,8 @@ func (w *world) settled(s *space) {
 // hold gives a namespace the virtual addresses.
 func (w *world) hold(s *space) {
 	w.tb.Helper()
-	for _, a := range []string{vip4 + "/32", vip6 + "/128"} {
-		s.run("ip addr add " + a + " dev lo")
-	}
+	s.run("ip addr add " + vip4 + "/32 dev lo")
+	s.run("ip addr add " + vip6 + "/128 dev lo nodad")
 }
 
 func (w *world) yield() {
@@ -261,7 +256,11 @@ func (w *world) link(iface, bridge string, s *space, ours, theirs, gateways stri
 	w.tb.Helper()
 	up := func(s *space, dev, addrs string) {
 		for a := range strings.FieldsSeq(addrs) {
-			s.cmd("", "ip", "addr", "add", a, "dev", dev)
+			args := []string{"addr", "add", a, "dev", dev}
+			if strings.Contains(a, ":") {
+				args = append(args, "nodad")
+			}
+			s.cmd("", "ip", args...)
 		}
 		s.cmd("", "ip", "link", "set", dev, "up")
 	}
@@ -350,78 +349,6 @@ func answerDatagrams(pc net.PacketConn, name string) {
 	}
 }
 
-// conn is a connection that was answered.
-type conn struct {
-	net.Conn
-	r    *bufio.Reader
-	name string     // of who answered
-	seen netip.Addr // what it took us for
-}
-
-// dial connects from a namespace until it is answered, for at most limit.
-func (s *space) dial(network, to string, limit time.Duration, with ...func(int) error) (*conn, error) {
-	c := &conn{}
-	var err error
-	s.do(func() {
-		d := net.Dialer{Timeout: limit, Control: func(_, _ string, raw syscall.RawConn) error {
-			var errs []error
-			cerr := raw.Control(func(fd uintptr) {
-				for _, f := range with {
-					errs = append(errs, f(int(fd)))
-				}
-			})
-			return errors.Join(append(errs, cerr)...)
-		}}
-		c.Conn, err = d.Dial(network, to)
-	})
-	if err != nil {
-		return nil, err
-	}
-	c.r = bufio.NewReader(c)
-	if strings.HasPrefix(network, "udp") {
-		if _, err := io.WriteString(c, "who?\n"); err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
-	}
-	_ = c.SetReadDeadline(time.Now().Add(limit))
-	line, err := c.r.ReadString('\n')
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	_ = c.SetReadDeadline(time.Time{})
-	name, from, _ := strings.Cut(strings.TrimSpace(line), " ")
-	at, err := netip.ParseAddrPort(from)
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	c.name, c.seen = name, at.Addr().Unmap()
-	return c, nil
-}
-
-// ask is who answers one connection, and what it took us for.
-func (s *space) ask(network, to string) (name string, seen netip.Addr, err error) {
-	c, err := s.dial(network, to, time.Second)
-	if err != nil {
-		return "", netip.Addr{}, err
-	}
-	return c.name, c.seen, c.Close()
-}
-
-// echo says a word and waits for it.
-func (c *conn) echo(word string) error {
-	if _, err := io.WriteString(c, word+"\n"); err != nil {
-		return err
-	}
-	if err := c.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
-		return err
-	}
-	line, err := c.r.ReadString('\n')
-	if err == nil && line != word+"\n" {
-		err = fmt.Errorf("said %q, heard %q", word, line)
-	}
-	return err
-}
-
 func at(addr string, port int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(addr), uint16(port))
 }
@@ -460,16 +387,4 @@ func led(to4, to6 string, epoch uint64) edge.Table {
 		panic(err)
 	}
 	return t
-}
-
-// forget empties the connection tracking table.
-func (s *space) forget() {
-	s.tb.Helper()
-	s.do(func() {
-		for _, f := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-			if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
-				s.tb.Error(f, err)
-			}
-		}
-	})
 }

@@ -37,11 +37,15 @@ func users6(c egress.Config) chain {
 	return chain{name: "users6", rules: append(rules, clearMark(c))}
 }
 
-// guard6 drops what is of a class that is not direct.
-func guard6(c egress.Config) chain {
+// leaving6 is for IPv6 that leaves by no lane: it ties what is direct to its class, and with
+// the guard drops what is of a class that is not.
+func leaving6(c egress.Config) chain {
 	rules := notOfClass6(c)
 	rules = append(rules, nameClass6(c)...)
 	rules = append(rules, fmt.Sprintf("meta mark & 0x%08x @to6_direct goto direct6", uint32(c.Plane.MarkMask)))
+	if !c.Plane.LeakGuard {
+		return chain{name: "leaving6", rules: append(rules, clearMark(c))}
+	}
 	for _, l := range c.Lanes {
 		if len(l.DSCP) > 0 {
 			rules = append(rules, hasMark("meta", c.Plane.MarkMask, l.Mark)+fmt.Sprintf(" counter drop comment \"leak guard: class of %s\"", l.Name))
@@ -99,16 +103,20 @@ func forward(c egress.Config, f Facts) chain {
 	for _, l := range c.Lanes {
 		rules = append(rules, hasMark("meta", c.Plane.MarkMask, l.Mark)+fmt.Sprintf(" goto leave_%d", l.Table))
 	}
+	// A flow that goes direct has its class's mark, for it has to be found when the class comes
+	// back.
+	rules = append(rules,
+		hasMark("ct", c.Plane.ClassMask, c.Plane.ClassMask)+" return",
+		"ip daddr @bypass4 return",
+		"ip6 daddr @bypass6 return",
+		"ip dscp @to_direct goto class")
 	if c.Plane.LeakGuard {
-		rules = append(rules,
-			hasMark("ct", c.Plane.ClassMask, c.Plane.ClassMask)+" return",
-			"ip daddr @bypass4 return",
-			"ip6 daddr @bypass6 return",
-			"ip dscp @to_direct goto class")
 		for _, l := range c.Lanes {
 			rules = append(rules, fmt.Sprintf("ip dscp @class_%d counter drop comment \"leak guard: class of %s\"", l.Table, l.Name))
 		}
-		rules = append(rules, "meta nfproto ipv6 jump guard6")
+	}
+	rules = append(rules, "meta nfproto ipv6 jump "+leaving6(c).name)
+	if c.Plane.LeakGuard {
 		rules = append(rules, fmt.Sprintf("ct mark & 0x%08x != 0x00000000 counter drop comment \"leak guard: flow of a class\"", uint32(c.Plane.ClassMask)))
 	}
 	return chain{"forward", hook("filter", "forward", c.Plane.Priority), rules}

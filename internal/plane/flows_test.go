@@ -40,7 +40,7 @@ func TestFlushTakesItsOwnOnly(t *testing.T) {
 	conn, err := conntrack.Dial(nil)
 	must(t, err)
 	defer func() { _ = conn.Close() }()
-	marks := []uint32{0, 0x1201, 0x2201, 0x1202, 0x2202, 0x201, 0x70001201, 0xff201, 0xff000, 0x201000, 0x1203}
+	marks := []uint32{0, 0x1201, 0x2201, 0x1202, 0x2202, 0x201, 0x70001201, 0xff201, 0xff000, 0x201000, 0x1203, 0x1000, 0x2000, 0x70001000}
 	for _, tt := range []struct {
 		name, class, lane string
 		gone              []uint32
@@ -50,6 +50,8 @@ func TestFlushTakesItsOwnOnly(t *testing.T) {
 		{"a class where it is lent", "egress1", "egress2", []uint32{0x1202}, 10},
 		{"every class on a lane", "", "egress1", []uint32{0x1201, 0x2201, 0x201, 0x70001201, 0xff201}, 50},
 		{"none there", "egress2", "egress2", []uint32{0x2202}, 10},
+		{"a class that went direct", "egress1", Direct, []uint32{0x1000, 0x70001000, 0x201000}, 30},
+		{"another class that did", "egress2", Direct, []uint32{0x2000}, 10},
 	} {
 		w.run(t, tt.name, func(t *testing.T) {
 			must(t, conn.Flush())
@@ -76,7 +78,7 @@ func TestFlushTakesItsOwnOnly(t *testing.T) {
 
 func TestFlushRefusesAndEnds(t *testing.T) {
 	_, p, c := newWorld(t), newPlane(t), config()
-	for _, tt := range [][2]string{{"egress9", "egress1"}, {"egress1", "egress9"}, {"egress1", ""}} {
+	for _, tt := range [][2]string{{"egress9", "egress1"}, {"egress1", "egress9"}, {"egress1", ""}, {"", Direct}, {"egress9", Direct}} {
 		if _, err := p.Flush(t.Context(), c, tt[0], tt[1]); err == nil {
 			t.Errorf("%q: taken", tt)
 		}

@@ -192,9 +192,7 @@ func build(c egress.Config, f Facts) ruleset {
 	for _, l := range c.Lanes {
 		r.chains = append(r.chains, leave(c, l))
 	}
-	if c.Plane.LeakGuard {
-		r.chains = append(r.chains, guard6(c), chain{name: "direct6", rules: []string{clearMark(c), "jump class", "accept"}})
-	}
+	r.chains = append(r.chains, leaving6(c), chain{name: "direct6", rules: []string{clearMark(c), "jump class", "accept"}})
 	return ruleset{sets: r.sets, chains: append(r.chains, classChain(c), postrouting(c))}
 }
 

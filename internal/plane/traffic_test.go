@@ -99,6 +99,63 @@ func TestReturnCutsNothing(t *testing.T) {
 	}
 }
 
+// Going direct and coming back under load: old flows stay until the flush, which takes those
+// of the class that moved and no other; then they go the new way, and none is left behind.
+// Without a leak guard as well: a flow that went direct has its class's mark either way.
+func TestDirectAndBackUnderTraffic(t *testing.T) {
+	for family, host := range map[string]string{"IPv4": far4, "IPv6": far6} {
+		for _, guard := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, guard %v", family, guard), func(t *testing.T) {
+				w, p, c := newWorld(t), newPlane(t), config()
+				c.Plane.LeakGuard = guard
+				w.serveAll()
+				ensure(t, p, c, home(c))
+				moved, stays, classless := w.flow(host, 32), w.flow(host, 40), w.flow(host, 0)
+				classless.waitFor(w, 100)
+				for _, leg := range []struct {
+					from, to, way string
+					flows         int // also the one that asked by which way it goes
+				}{{"egress1", Direct, "wan0", 1}, {Direct, "egress1", "vpn1", 2}} {
+					must(t, p.Move(t.Context(), c, map[string]string{"egress1": leg.to}))
+					if way, _ := w.ask("user", host, 32); way != leg.way {
+						t.Errorf("a new flow after the move to %s went by %q", leg.to, way)
+					}
+					n, err := p.Flush(t.Context(), c, "egress1", leg.from)
+					if n != leg.flows || err != nil {
+						t.Errorf("from %s: %d flows deleted, %v; want %d", leg.from, n, err, leg.flows)
+					}
+					w.follows(moved, moved.sent.Load()+2, leg.way)
+					if n, err := p.Flush(t.Context(), c, "egress1", leg.from); n != 0 || err != nil {
+						t.Errorf("from %s again: %d, %v", leg.from, n, err)
+					}
+				}
+				moved.end()
+				if ways, _ := w.ways(moved); !slices.Equal(ways, []string{"vpn1", "wan0", "vpn1"}) {
+					t.Errorf("the flow went by %v", ways)
+				}
+				for f, want := range map[*flow]string{stays: "vpn2", classless: "wan0"} {
+					f.end()
+					if ways, lost := w.ways(f); !slices.Equal(ways, []string{want}) || len(lost) > 0 {
+						t.Errorf("another's flow went by %v and lost %v, want %s", ways, lost, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// follows wants the next packets of a flow from a number on by one way.
+func (w *world) follows(f *flow, from int64, want string) {
+	w.tb.Helper()
+	f.waitFor(w, 150)
+	for seq := from; seq < from+100; seq++ {
+		if way, _ := w.arrived.Load(fmt.Sprintf("%d/%d", f.id, seq)); way != want {
+			w.tb.Errorf("packet %d, after the flush, went by %v, want %s", seq, way, want)
+			return
+		}
+	}
+}
+
 // Whatever breaks, users' packets do not leave by the uplink. The same fault without the
 // guard shows that the test would see them.
 func TestLeakGuard(t *testing.T) {

@@ -56,6 +56,7 @@ func (l Listing) Count() int { return len(l.Entries) }
 type Options struct {
 	// DialContext opens the connections of downloads; nil = the system's own. It is
 	// handed names as they stand in the URL, and resolves them: nothing else does.
+	// Commands then have a proxy that uses it, and no other network.
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
@@ -101,7 +102,7 @@ func (b *batch) fetch(ctx context.Context, src egress.Source, opts Options) erro
 	case egress.SourceArchive:
 		err = b.archive(limited, src, opts)
 	case egress.SourceExec:
-		err = b.exec(limited, src.Command)
+		err = b.exec(limited, src.Command, opts)
 	case egress.SourceHTTP:
 		err = b.http(limited, src, opts)
 	case egress.SourceMullvad:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/shunt-net/shunt/internal/egress"
 )
@@ -13,13 +14,20 @@ import (
 // it should be, and keeps nothing of it. The error names each source that did not, or says
 // that none is remote. A portal that answers for everybody with a page of its own is not
 // a source.
+//
+// Where no source is remote, commands are run by the way of the options instead, until one
+// has filled its folder with the first usable profile and something has come by that way.
 func Reach(ctx context.Context, sources []egress.Source, opts Options) error {
+	ask, wanted := reach, egress.Source.Remote
+	if opts.DialContext != nil && !slices.ContainsFunc(sources, wanted) {
+		ask, wanted = reachByCommand, func(s egress.Source) bool { return s.Type == egress.SourceExec }
+	}
 	var errs []error
 	for _, src := range sources {
-		if !src.Remote() {
+		if !wanted(src) {
 			continue
 		}
-		err := reach(ctx, src, opts)
+		err := ask(ctx, src, opts)
 		if err == nil {
 			return nil
 		}
@@ -57,6 +65,16 @@ func reach(ctx context.Context, src egress.Source, opts Options) error {
 	}
 	if !fits(src.Type, sniff(head)) {
 		return b.masked(sniff(head).refuse("the answer", "a list", head, r.quote))
+	}
+	return nil
+}
+
+func reachByCommand(ctx context.Context, src egress.Source, opts Options) error {
+	b := (&shelf{}).begin(src)
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	if err := b.proof(ctx, src.Command, opts); err != nil {
+		return b.masked(err)
 	}
 	return nil
 }

@@ -40,11 +40,15 @@ func TestMain(m *testing.M) {
 }
 
 // goBy fetches by one way, in the router: `dial INTERFACE MARK URL`, or
-// `tunnel PROFILE ENDPOINT HOW URL`, where HOW is part (close it) or leave (die with it open).
+// `tunnel PROFILE ENDPOINT HOW URL`, where HOW is part (close it), leave (die with it open)
+// or led (by `client PROFILE URL`, the command of a source).
 func goBy(args []string) error {
 	url := args[len(args)-1]
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	if args[0] == "client" {
+		return client(ctx, args[1], url)
+	}
 	if args[0] == "dial" {
 		mark, err := strconv.ParseUint(args[2], 0, 32)
 		if err != nil {
@@ -59,6 +63,9 @@ func goBy(args []string) error {
 	}, egress.TestTarget{Endpoint: args[2], Path: args[1]})
 	if err != nil {
 		return err
+	}
+	if args[3] == "led" {
+		return errors.Join(led(ctx, w.DialContext, args[1], url), w.Close())
 	}
 	first, err := get(ctx, w.DialContext, url)
 	if err != nil {

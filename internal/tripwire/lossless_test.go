@@ -201,7 +201,7 @@ func TestWhoListens(t *testing.T) {
 		"10.79.0.1:8041": true, "127.0.0.1:8041": false, "10.79.0.1:8040": false,
 		"10.79.0.1:8042": true, "127.0.0.1:8042": true, "[::1]:8042": true, "[fd79::1]:8042": true,
 		"10.79.0.1:8043": true,
-		"[::1]:8044": true, "127.0.0.1:8044": false, "[fd79::1]:8044": false,
+		"[::1]:8044":     true, "127.0.0.1:8044": false, "[fd79::1]:8044": false,
 		"10.79.0.2:8045": false,
 	} {
 		got, err := d.listens(netip.MustParseAddrPort(addr))

@@ -202,6 +202,23 @@ func (s *Set) Arm(targets []Target) {
 	s.ring()
 }
 
+// Died says that the end of a target's connection was its server's death, so that it is no
+// habit: one that crashes again and again is watched on.
+func (s *Set) Died(addr netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w, ok := s.wires[netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())]
+	if !ok || w.lived == 0 {
+		return
+	}
+	w.habit.died(w.lived, s.o)
+	w.lived = 0
+	if w.state == StateGivenUp && w.habit.short < s.o.Shorts {
+		s.wait(w, clock().Add(s.o.Pause), "its server died")
+		s.ring()
+	}
+}
+
 // Status tells how each target is watched, sorted by address.
 func (s *Set) Status() []Status {
 	s.mu.Lock()

@@ -420,3 +420,38 @@ func TestThousandsOfWires(t *testing.T) {
 	}
 	t.Logf("%d of %d hints suspicious", suspicious, n)
 }
+
+// A server that crashes soon after each start is watched on when somebody says that these
+// were deaths; without that word it looks like one that closes what it accepts.
+func TestCrashesAreNoHabit(t *testing.T) {
+	w := newWorld(t)
+	for name, told := range map[string]bool{"it is told": true, "it is not": false} {
+		t.Run(name, func(t *testing.T) {
+			port := 8160
+			if told {
+				port = 8161
+			}
+			addr := addrPort(far4, port)
+			s := newSet(t, Options{Pause: 50 * time.Millisecond, Shorts: 3})
+			s.Died(addr) // of nobody
+			srv := w.start(t, false, "holds", addr.String())
+			s.Arm(targets(addr))
+			for range 4 {
+				becomes(t, s, addr, StateArmed)
+				srv.kill()
+				<-s.Hints()
+				if told {
+					s.Died(addr)
+					s.Died(addr) // twice says no more
+				}
+				srv = w.start(t, false, "holds", addr.String())
+				if st := s.Status()[0]; !told && st.State == StateGivenUp {
+					return
+				}
+			}
+			if !told {
+				t.Error("it was not given up")
+			}
+		})
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.zx2c4.com/wireguard/conn"
@@ -165,7 +166,7 @@ func (p *port) Send(bufs [][]byte, ep conn.Endpoint) error {
 			r.initiating(time.Now()) //nolint:forbidigo // measures a duration
 		case typeTransport:
 			r.established()
-			if p.quiet {
+			if p.quiet || r.mute.Load() {
 				continue
 			}
 			if len(b) > keepaliveSize && !p.long {
@@ -207,6 +208,7 @@ type route struct {
 	port *port
 	// codec is what the server speaks instead of WireGuard; nil = nothing else.
 	codec *amnezia.Codec
+	mute  atomic.Bool // only handshake messages leave for it
 
 	index uint32 // guarded by the socket's lock, like known
 	known bool

@@ -102,8 +102,9 @@ func (r *round) sift(ctx context.Context, s *subject) (took time.Duration, initi
 const plainWait = 500 * time.Millisecond
 
 // answersPlain tells whether a server that kept silent in AmneziaWG answers WireGuard
-// itself: then the profile is wrong for it, and not the way to it. One initiation is all
-// that is sent without obfuscation.
+// itself: then the profile is wrong for it, and not the way to it. Nothing but one
+// initiation is sent without obfuscation: it is not repeated, and neither the keepalive
+// that ends a handshake nor a second initiation for a cookie follows.
 func (r *round) answersPlain(ctx context.Context, p *device.Peer, rt *route) bool {
 	if rt.codec == nil || ctx.Err() != nil {
 		return false
@@ -111,8 +112,31 @@ func (r *round) answersPlain(ctx context.Context, p *device.Peer, rt *route) boo
 	if err := rt.codec.SetParams(amnezia.Params{}); err != nil {
 		return false
 	}
+	rt.mute.Store(true)
 	p.ExpireCurrentKeypairs()
-	return r.handshake(ctx, p, rt, min(plainWait, r.c.HandshakeTimeout)) > 0
+	select {
+	case <-rt.cookie: // of the server's own kind: it asked for one before
+	default:
+	}
+	_ = p.SendHandshakeInitiation(false) // an error of sending is a try without an answer
+	end := time.NewTimer(min(plainWait, r.c.HandshakeTimeout))
+	defer end.Stop()
+	for spared := false; ; {
+		select {
+		case <-rt.up:
+			return true
+		case <-rt.cookie: // it is under load, and understood
+			return true
+		case <-ctx.Done():
+			return false
+		case <-end.C:
+			if spared || !rt.pending() { // see handshake
+				return false
+			}
+			spared = true
+			end.Reset(retryAfter)
+		}
+	}
 }
 
 // handshake begins a handshake and repeats it until it is done, the time is up or ctx

@@ -181,9 +181,9 @@ func (s *socket) dispatch(b []byte, from netip.AddrPort, at time.Time) {
 func (s *socket) reveal(r *route, b []byte, at time.Time) bool {
 	plain := append([]byte(nil), b...)
 	n, kind := r.codec.Decode(plain, len(plain), r)
-	if kind == amnezia.KindCookieReply {
+	if kind == amnezia.KindCookieReply && n == 0 {
 		r.received(datagram{data: []byte{typeCookie}, from: r, at: at})
-		return n == 0
+		return true
 	}
 	index, ok := receiver(plain[:n])
 	if !ok {

@@ -20,6 +20,7 @@ type wires interface {
 	Hints() <-chan tripwire.Hint
 	Status() []tripwire.Status
 	Crowd(at time.Time) bool
+	Died(addr netip.AddrPort)
 	Close()
 }
 
@@ -32,7 +33,7 @@ func realWires() (wires, error) {
 }
 
 const (
-	saveEvery  = 5 * time.Second
+	saveEvery  = 2 * time.Second
 	learnEvery = 2 * time.Second
 	armEvery   = 10 * time.Second // addresses of this machine come and go
 	retryEvery = time.Second      // to open what can't be opened
@@ -42,6 +43,7 @@ const (
 // eye watches the candidates of the edge.
 type eye struct {
 	w       *Watchdog
+	ctx     context.Context // never ends: what is begun has deadlines of its own
 	session *edge.Session
 	wires   wires // nil = none could be made: only probes
 	probes  *probes
@@ -72,10 +74,10 @@ func (w *Watchdog) openEye(ctx context.Context) (*eye, error) {
 	if err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
-	e := &eye{w: w, session: s, state: map[netip.AddrPort]tripwire.Status{}}
+	e := &eye{w: w, ctx: context.WithoutCancel(ctx), session: s, state: map[netip.AddrPort]tripwire.Status{}}
 	e.index(w.o.Edge.Config)
 	most := w.o.Edge.Config.MaxConcurrent
-	e.judges = &judges{judge: s.Judge, done: w.decided, changed: e.changed}
+	e.judges = &judges{ctx: e.ctx, judge: s.Judge, done: w.decided, changed: e.changed}
 	e.probes = newProbes(s.Targets(), most, e.ask, e.heard)
 	if len(e.watched) > 0 {
 		if e.wires, err = w.o.arm(); err != nil {
@@ -149,6 +151,20 @@ func (e *eye) targets() []tripwire.Target {
 	return list
 }
 
+// madeTable says whether a step made or mended this machine's table.
+func (e *eye) madeTable(s edge.Step) bool {
+	return s.Kind == edge.StepTable && s.Replica == e.w.o.Edge.Node
+}
+
+// rearm makes all tripwires anew. Connection tracking begins with the table: it takes the
+// end of a connection that it has not seen before for invalid, and the table drops that.
+func (e *eye) rearm() {
+	if e.wires != nil {
+		e.wires.Arm(nil)
+		e.wires.Arm(e.targets())
+	}
+}
+
 // alive says whether a candidate is not known to be dead.
 func (e *eye) alive(c *candidate) bool {
 	return e.session.Health(c.key).Misses < max(c.probe.Misses, 1)
@@ -192,7 +208,7 @@ func (e *eye) settle(c *candidate, a edge.Answer) bool {
 		return false
 	}
 	if c.diverted.CompareAndSwap(true, false) {
-		e.w.decided(e.session.Confirmed(context.Background(), a, clock()))
+		e.w.decided(e.session.Confirmed(e.ctx, a, clock()))
 		return true
 	}
 	return false
@@ -266,10 +282,12 @@ func (e *eye) keep(ctx context.Context) chan struct{} {
 		})
 	}
 	look := func() {
-		err := e.session.Refresh(ctx)
+		res, err := e.session.Look(ctx)
 		if ctx.Err() == nil {
 			e.w.clerk.trouble("edge look", err)
+			err = nil
 		}
+		e.w.decided(res, err)
 	}
 	all.Go(func() {
 		look() // the first at once: tables are made, and what changed since is seen
@@ -336,7 +354,7 @@ func (e *eye) close() {
 	if e.wires != nil {
 		e.wires.Close()
 	}
-	bound, cancel := context.WithTimeout(context.Background(), endLimit)
+	bound, cancel := context.WithTimeout(e.ctx, endLimit)
 	defer cancel()
 	if err := e.session.Close(bound); err != nil && !errors.Is(err, context.Canceled) {
 		e.w.clerk.trouble("edge state", err)
@@ -349,7 +367,7 @@ func (w *Watchdog) onceEdge(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("edge: %w", err)
 	}
-	e := &eye{w: w, session: s}
+	e := &eye{w: w, ctx: context.WithoutCancel(ctx), session: s}
 	e.index(w.o.Edge.Config)
 	defer e.close()
 	var mu sync.Mutex
@@ -366,7 +384,9 @@ func (w *Watchdog) onceEdge(ctx context.Context) error {
 	}
 	res, err := s.Judge(ctx, answers)
 	w.decided(res, err)
-	err = errors.Join(err, s.Refresh(ctx))
+	res, lerr := s.Look(ctx)
+	w.decided(res, lerr)
+	err = errors.Join(err, lerr)
 	for _, g := range w.o.Edge.Config.Parity {
 		res, cerr := s.Compare(ctx, g)
 		w.decided(res, cerr)

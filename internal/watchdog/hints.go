@@ -43,9 +43,7 @@ func newHints(e *eye, limit int) *hints {
 	}
 	return &hints{
 		e: e, max: limit, busy: map[netip.AddrPort]bool{}, again: map[netip.AddrPort]tripwire.Hint{}, condemned: map[*candidate]bool{},
-		burst: func(ctx context.Context, addr netip.AddrPort) tripwire.Verdict {
-			return tripwire.Confirm(ctx, addr, tripwire.ConfirmOptions{})
-		},
+		burst: e.w.o.burst,
 	}
 }
 
@@ -196,6 +194,7 @@ func (h *hints) act(ctx context.Context, hint tripwire.Hint, v tripwire.Verdict,
 	took := clock().Sub(hint.At)
 	switch v.Word {
 	case tripwire.WordDead:
+		h.e.wires.Died(hint.Addr)
 		each(group, func(c *candidate) { h.bury(ctx, hint, v, c) })
 	case tripwire.WordAlive:
 		h.e.w.sum.confirmed(v.Word)
@@ -252,7 +251,9 @@ func (h *hints) bury(ctx context.Context, hint tripwire.Hint, v tripwire.Verdict
 	}
 	h.e.changed()
 	c.diverted.Store(false)
-	h.e.w.sum.confirmed(v.Word)
+	if h.e.alive(c) { // a refusal follows the close of the same death
+		h.e.w.sum.confirmed(v.Word)
+	}
 	h.e.w.decided(h.e.session.Confirmed(context.WithoutCancel(ctx), a, hint.At))
 }
 

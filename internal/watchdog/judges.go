@@ -14,6 +14,7 @@ const benches = 32
 // judges hand answers to the domain, at once where they can. What comes while all of them
 // are busy is judged together by the next.
 type judges struct {
+	ctx     context.Context // never ends: the parts of a judgment have deadlines of their own
 	judge   func(context.Context, []edge.Answer) (edge.Result, error)
 	done    func(edge.Result, error)
 	changed func() // something that a successor must know
@@ -42,8 +43,7 @@ func (j *judges) hear(a edge.Answer) {
 		batch := j.inbox
 		j.inbox = nil
 		j.mu.Unlock()
-		// A judgment is never cut off in the middle: its parts have deadlines of their own.
-		res, err := j.judge(context.Background(), batch)
+		res, err := j.judge(j.ctx, batch)
 		if res.Plan.Changes() || err != nil {
 			j.changed()
 		}

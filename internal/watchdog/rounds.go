@@ -2,6 +2,7 @@ package watchdog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -43,7 +44,12 @@ func (w *Watchdog) round(ctx context.Context) (err error) {
 // decided takes what a decision of the edge gave.
 func (w *Watchdog) decided(r edge.Result, err error) {
 	w.sum.decided(r)
-	w.clerk.trouble("edge decision", err)
+	if !errors.Is(err, context.Canceled) { // the run's own end is no trouble
+		w.clerk.trouble("edge decision", err)
+	}
+	if e := w.eye.Load(); e != nil && slices.ContainsFunc(r.Plan.Steps, e.madeTable) {
+		e.rearm()
+	}
 	if len(r.Moves) > 0 || r.Plan.Changes() || r.Partial != nil {
 		w.tell(Event{Kind: EventDecided, Result: &r, Err: r.Partial})
 	}

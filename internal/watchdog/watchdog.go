@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/edge"
 	"github.com/shunt-net/shunt/internal/state"
+	"github.com/shunt-net/shunt/internal/tripwire"
 )
 
 // LockName is the lock that excludes a second watchdog.
@@ -42,6 +44,8 @@ type Options struct {
 
 	lock func(context.Context) (func() error, error) // nil = the state's
 	arm  func() (wires, error)                       // nil = real connections
+	// burst asks after a hint; nil = tripwire.Confirm.
+	burst func(context.Context, netip.AddrPort) tripwire.Verdict
 }
 
 // EventKind names what happened.
@@ -129,6 +133,11 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.arm == nil {
 		o.arm = realWires
+	}
+	if o.burst == nil {
+		o.burst = func(ctx context.Context, addr netip.AddrPort) tripwire.Verdict {
+			return tripwire.Confirm(ctx, addr, tripwire.ConfirmOptions{})
+		}
 	}
 	return o, nil
 }

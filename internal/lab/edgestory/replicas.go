@@ -111,14 +111,12 @@ func (s *stage) disagree(ctx context.Context, holder *edgeworld.Replica) error {
 	if now == a {
 		wrong = b
 	}
-	key := fmt.Sprintf("%s . tcp . %d", edgeworld.VIP4, edgeworld.Port)
-	text := fmt.Sprintf("delete element inet shunt_edge target4 { %s }; add element inet shunt_edge target4 { %s comment \"front epoch 1 by r1\" : %s . %d }", key, key, wrong, edgeworld.Port)
-	cmd := exec.CommandContext(ctx, "nft", text) //nolint:gosec // made here
-	if err := other.NS.Start(cmd); err != nil {
-		return err
+	to := s.w.Backend("a")
+	if to.Addr4 != wrong {
+		to = s.w.Backend("b")
 	}
-	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("nft: %w", err)
+	if err := lead(ctx, other, to); err != nil {
+		return err
 	}
 	_, code, err := look(ctx, holder)
 	if err != nil {
@@ -134,6 +132,28 @@ func (s *stage) disagree(ctx context.Context, holder *edgeworld.Replica) error {
 	}
 	s.Want(code == 0, "after a run status exits %d, want 0", code)
 	return nil
+}
+
+// lead changes a replica's table by hand.
+func lead(ctx context.Context, r *edgeworld.Replica, to *edgeworld.Backend) error {
+	key := fmt.Sprintf("%s . tcp . %d", edgeworld.VIP4, edgeworld.Port)
+	text := fmt.Sprintf("delete element inet shunt_edge target4 { %s }; add element inet shunt_edge target4 { %s comment \"front epoch 1 by r1\" : %s . %d }", key, key, to.Addr4, edgeworld.Port)
+	cmd := exec.CommandContext(ctx, "nft", text) //nolint:gosec // made here
+	if err := r.NS.Start(cmd); err != nil {
+		return err
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("nft: %w", err)
+	}
+	return nil
+}
+
+// deleteTable takes a replica's table away; there may be none.
+func deleteTable(r *edgeworld.Replica) {
+	cmd := exec.CommandContext(context.Background(), "nft", "delete table inet shunt_edge")
+	if err := r.NS.Start(cmd); err == nil {
+		_ = cmd.Wait()
+	}
 }
 
 func recoveryScenario() lab.Scenario {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -115,6 +116,60 @@ func plumbing(w *lab.World) (string, error) {
 		}
 	}
 	return all.String(), nil
+}
+
+// routingWatch lists each change of the router's rules and routes.
+type routingWatch struct {
+	w    *lab.World
+	cmd  *exec.Cmd
+	file string
+}
+
+func watchRouting(ctx context.Context, w *lab.World) (*routingWatch, error) {
+	f, err := os.CreateTemp(w.Dir, "routing-*.log")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r := &routingWatch{w: w, file: f.Name(), cmd: exec.Command("ip", "-o", "monitor", "rule", "route")} //nolint:noctx // stopped by its owner
+	r.cmd.Stdout, r.cmd.Stderr = f, f
+	if err := w.Router.Start(r.cmd); err != nil {
+		return nil, err
+	}
+	// It has begun once it sees what is not there to stay.
+	err = await(ctx, 5*time.Second, "the watch of rules and routes", func() bool {
+		return r.probe(ctx) == nil && strings.Contains(strings.Join(r.lines(), "\n"), routingProbe)
+	})
+	if err != nil {
+		r.stop()
+		return nil, err
+	}
+	return r, os.Truncate(r.file, 0)
+}
+
+// routingProbe is a priority that no rule of the world has.
+const routingProbe = "31999"
+
+// probe adds a rule and takes it away.
+func (r *routingWatch) probe(ctx context.Context) error {
+	return shellIn(ctx, r.w, "ip rule add pref "+routingProbe+" fwmark 0x7fffffff lookup main; ip rule del pref "+routingProbe)
+}
+
+// lines are the changes so far, without those of the addresses that IPv6 gives each link.
+func (r *routingWatch) lines() []string {
+	b, _ := os.ReadFile(r.file)
+	var out []string
+	for l := range strings.Lines(string(b)) {
+		if l = strings.Trim(l, "\x00 \n"); l != "" && !strings.Contains(l, "fe80:") && !strings.Contains(l, "ff00:") {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+func (r *routingWatch) stop() {
+	_ = r.cmd.Process.Kill()
+	_ = r.cmd.Wait()
 }
 
 // differing are the lines that only one of two texts has.

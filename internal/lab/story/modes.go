@@ -197,11 +197,14 @@ func playDirect(ctx context.Context, e *lab.Env) error {
 	if err != nil {
 		return err
 	}
+	routing, err := watchRouting(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer routing.stop()
 	from := end(w)
-	for _, x := range w.Endpoints() {
-		if err := x.SetFault(server.Silent()); err != nil {
-			return err
-		}
+	if err := setAll(w.Endpoints(), server.Silent()); err != nil {
+		return err
 	}
 	loop := w.Every(ctx, 500*time.Millisecond, nil, "egress", "repair")
 	defer loop.Stop()
@@ -218,18 +221,14 @@ func playDirect(ctx context.Context, e *lab.Env) error {
 		return err
 	}
 	e.Control("users_direct", float64(n), n > 0)
-	rules, err := plumbing(w)
-	if err != nil {
-		return err
-	}
 	out, err := newOutside(w)
 	if err != nil {
 		return err
 	}
-	for _, x := range w.Endpoints() {
-		if err := x.SetFault(server.Fault{}); err != nil {
-			return err
-		}
+	sleep(ctx, time.Second) // attempts that find nothing, too
+	unmoved(ctx, e, routing)
+	if err := setAll(w.Endpoints(), server.Alive()); err != nil {
+		return err
 	}
 	back, err := untilMode(ctx, w, modeWall, state.ModeNormal, state.ModeSlotRepair)
 	if err != nil {
@@ -242,19 +241,29 @@ func playDirect(ctx context.Context, e *lab.Env) error {
 	e.MS("back_to_vpn", back)
 	e.Packets("outside", site+names)
 	e.Want(site+names == 0, "%d packets to the site and %d questions left outside a tunnel", site, names)
-	after, err := plumbing(w)
-	if err != nil {
-		return err
-	}
-	if d := differing(rules, after); len(d) > 0 {
-		e.Say("rules and routes after it: %v", d)
-	}
 	loop.Stop()
+	unmoved(ctx, e, routing)
 	if err := outsideControl(e, w); err != nil {
 		return err
 	}
 	crowd.stop()
 	return nil
+}
+
+// unmoved wants no change of rules and routes so far: users go direct and come back by
+// elements of sets alone. The watch must see one that is made.
+func unmoved(ctx context.Context, e *lab.Env, r *routingWatch) {
+	changes := r.lines()
+	e.Count("routing_changes", len(changes))
+	e.Want(len(changes) == 0, "rules and routes were changed: %v", changes)
+	err := r.probe(ctx)
+	if err == nil {
+		err = await(ctx, time.Second, "a change that is seen", func() bool { return len(r.lines()) > len(changes) })
+	}
+	e.Control("routing_changes_seen", float64(len(r.lines())), err == nil)
+	if err := os.Truncate(r.file, 0); err != nil {
+		e.Problem("%v", err)
+	}
 }
 
 // wentDirect is when the first class went direct, and when the refresh before it had failed.
