@@ -185,7 +185,8 @@ func TestTheDaysFileIsThatOfTheLocalDay(t *testing.T) {
 		{"a midnight that does not exist", "Africa/Cairo", []string{"2026-04-23T21:59:50Z", "2026-04-23T22:00:10Z"}, map[string]int{"2026-04-23": 1, "2026-04-24": 1}},
 		{
 			"an hour before midnight that comes twice", "Africa/Cairo",
-			[]string{"2026-10-29T20:30:00Z", "2026-10-29T21:30:00Z", "2026-10-29T22:00:10Z"}, map[string]int{"2026-10-29": 2, "2026-10-30": 1},
+			[]string{"2026-10-29T20:30:00Z", "2026-10-29T21:30:00Z", "2026-10-29T22:00:10Z"},
+			map[string]int{"2026-10-29": 2, "2026-10-30": 1},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

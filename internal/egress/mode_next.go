@@ -88,7 +88,7 @@ func (m *machine) count() {
 		if n := len(m.s.Replaced) - 4*m.p.Threshold; n > 0 {
 			m.s.Replaced = m.s.Replaced[n:]
 		}
-		m.s.ModeMemory.count(c)
+		m.s.count(c)
 	}
 }
 

@@ -313,7 +313,7 @@ func (q schedule) Swap(i, j int) {
 
 // Push is for container/heap.
 func (q *schedule) Push(x any) {
-	w := x.(*wire) //nolint:errcheck // nothing else is ever pushed
+	w := x.(*wire)
 	w.place = len(*q)
 	*q = append(*q, w)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/journal"
+	"github.com/shunt-net/shunt/internal/state"
 )
 
 const (
@@ -48,14 +49,19 @@ func (c *clerk) run() {
 func (c *clerk) append(list []journal.Event) error {
 	ctx, cancel := context.WithTimeout(context.Background(), clerkLimit)
 	defer cancel()
-	seq, err := c.w.o.State.NextSeq(ctx)
+	return c.w.o.note(ctx, list)
+}
+
+// appendTo writes events of one run number into the journal.
+func appendTo(ctx context.Context, d *state.Dir, list []journal.Event) error {
+	seq, err := d.NextSeq(ctx)
 	if err != nil {
 		return err
 	}
 	for i := range list {
 		list[i].Seq, list[i].Run = seq, fmt.Sprintf("watchdog-%d", seq)
 	}
-	return journal.Append(ctx, c.w.o.State, list...)
+	return journal.Append(ctx, d, list...)
 }
 
 func (c *clerk) write(kind, object, reason string) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/edge"
+	"github.com/shunt-net/shunt/internal/journal"
 	"github.com/shunt-net/shunt/internal/state"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
@@ -112,6 +113,7 @@ type scene struct {
 	slow   map[string]time.Duration      // of a burst
 	bursts map[string]int
 	events []Event
+	notes  []journal.Event
 }
 
 func newScene(t *testing.T, c edge.Config) *scene {
@@ -136,6 +138,14 @@ func newScene(t *testing.T, c edge.Config) *scene {
 		lock:  func(context.Context) (func() error, error) { return func() error { return nil }, nil },
 		arm:   func() (wires, error) { return s.wires, nil },
 		burst: s.burst,
+		// The journal's file lock is waited for with mutexes held, and under a fake clock
+		// such a wait ends only when nobody waits for a mutex.
+		note: func(_ context.Context, list []journal.Event) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.notes = append(s.notes, list...)
+			return nil
+		},
 	}
 	return s
 }

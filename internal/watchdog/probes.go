@@ -280,7 +280,7 @@ func (q schedule) Swap(i, j int) {
 
 // Push is for container/heap.
 func (q *schedule) Push(x any) {
-	t := x.(*task) //nolint:errcheck // nothing else is ever pushed
+	t := x.(*task)
 	t.place = len(*q)
 	*q = append(*q, t)
 }

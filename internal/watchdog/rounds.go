@@ -2,7 +2,6 @@ package watchdog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -44,9 +43,7 @@ func (w *Watchdog) round(ctx context.Context) (err error) {
 // decided takes what a decision of the edge gave.
 func (w *Watchdog) decided(r edge.Result, err error) {
 	w.sum.decided(r)
-	if !errors.Is(err, context.Canceled) { // the run's own end is no trouble
-		w.clerk.trouble("edge decision", err)
-	}
+	w.clerk.trouble("edge decision", err)
 	if e := w.eye.Load(); e != nil && slices.ContainsFunc(r.Plan.Steps, e.madeTable) {
 		e.rearm()
 	}

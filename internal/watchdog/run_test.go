@@ -3,6 +3,7 @@ package watchdog
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
 	"testing"
@@ -66,25 +67,21 @@ func TestHintsThatCameWhileWaiting(t *testing.T) {
 func TestASuccessorKnowsWhatItsPredecessorKnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t, config(3, nil))
-		turn := make(chan struct{}, 1)
-		turn <- struct{}{}
-		lock := func(ctx context.Context) (func() error, error) {
-			select {
-			case <-turn:
-				return func() error { turn <- struct{}{}; return nil }, nil
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-		}
-		s.o.lock, s.o.For = lock, 10*time.Second
+		first := make(chan struct{})
+		s.o.For = 10 * time.Second
 		second := newScene(t, s.o.Edge.Config)
-		second.o.State, second.o.Edge.State, second.o.Edge.Replicas, second.o.lock = s.o.State, s.o.State, s.o.Edge.Replicas, lock
+		second.o.State, second.o.Edge.State, second.o.Edge.Replicas = s.o.State, s.o.State, s.o.Edge.Replicas
+		second.o.lock = func(context.Context) (func() error, error) {
+			<-first
+			return func() error { return nil }, nil
+		}
 		second.table = s.table
-		first := background(func() {
+		go func() {
+			defer close(first)
 			if _, err := Run(t.Context(), s.o); err != nil {
 				t.Error(err)
 			}
-		})
+		}()
 		time.Sleep(5 * time.Second)
 		second.run(func() {
 			time.Sleep(time.Second)
@@ -249,9 +246,8 @@ func TestTroublesAreToldOnce(t *testing.T) {
 				t.Errorf("heartbeat %+v: %v", beat, err)
 			}
 		})
-		events, _ := journal.Read(s.o.State, journal.Filter{})
 		var got []string
-		for _, ev := range events {
+		for _, ev := range s.notes {
 			if ev.Command == "watchdog" && ev.Object == "egress" {
 				got = append(got, ev.Kind)
 			}
@@ -405,5 +401,23 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 	}
 	if _, err := ReadBeat(d); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a heartbeat that never was: %v", err)
+	}
+}
+
+func TestTroublesAreJournalled(t *testing.T) {
+	d, err := state.Open(t.TempDir())
+	must(t, err)
+	_, err = Run(t.Context(), Options{
+		State: d, Now: time.Now, For: 300 * time.Millisecond, Interval: 10 * time.Millisecond,
+		Egress: func(context.Context) error { return errors.New("no way out") },
+	})
+	must(t, err)
+	events, damage := journal.Read(d, journal.Filter{})
+	if len(events) != 1 || len(damage) > 0 {
+		t.Fatalf("events %+v, damage %v", events, damage)
+	}
+	ev := events[0]
+	if ev.Kind != "fails" || ev.Object != "egress" || ev.Reason != "no way out" || ev.Seq == 0 || ev.Run != fmt.Sprintf("watchdog-%d", ev.Seq) {
+		t.Errorf("event %+v", ev)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/edge"
+	"github.com/shunt-net/shunt/internal/journal"
 	"github.com/shunt-net/shunt/internal/state"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
@@ -44,6 +45,8 @@ type Options struct {
 
 	lock func(context.Context) (func() error, error) // nil = the state's
 	arm  func() (wires, error)                       // nil = real connections
+	// note keeps events; nil = the journal.
+	note func(context.Context, []journal.Event) error
 	// burst asks after a hint; nil = tripwire.Confirm.
 	burst func(context.Context, netip.AddrPort) tripwire.Verdict
 }
@@ -133,6 +136,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.arm == nil {
 		o.arm = realWires
+	}
+	if o.note == nil {
+		o.note = func(ctx context.Context, list []journal.Event) error { return appendTo(ctx, o.State, list) }
 	}
 	if o.burst == nil {
 		o.burst = func(ctx context.Context, addr netip.AddrPort) tripwire.Verdict {

@@ -209,12 +209,11 @@ func (b *bench) one(ctx context.Context, c *contender, kind how) error {
 
 // row is what is told of a contender's deaths of one kind.
 type row struct {
-	name           string
-	n              int
-	median, p99    float64 // ms
-	failed, worst  int     // median and most
-	slow           int     // most
-	medianDuration time.Duration
+	name          string
+	n             int
+	median, p99   float64 // ms
+	failed, worst int     // median and most
+	slow          int     // most
 }
 
 func rowOf(name string, gaps []gap.Gap) row {

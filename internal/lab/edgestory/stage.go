@@ -35,7 +35,7 @@ func open(ctx context.Context, e *lab.Env, wo edgeworld.Options, so backend.Opti
 		return nil, nil, err
 	}
 	s := &stage{Env: e, w: w, r: w.Replicas[0]}
-	if err := w.Configure(c); err == nil {
+	if err = w.Configure(c); err == nil {
 		err = serve(ctx, w, so)
 	}
 	if err != nil {

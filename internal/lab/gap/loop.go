@@ -27,12 +27,12 @@ func (c *Client) loop(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("epoll: %w", err)
 	}
-	defer unix.Close(ep) //nolint:errcheck // nothing was written
+	defer unix.Close(ep)
 	tick, err := ticker(ep, c.o.Every)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(tick) //nolint:errcheck // nothing was written
+	defer unix.Close(tick)
 	under := map[int]*open{}
 	defer func() {
 		for fd := range under {

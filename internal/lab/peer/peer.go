@@ -22,7 +22,7 @@ import (
 )
 
 //go:embed conf
-var conf embed.FS //nolint:gochecknoglobals // files
+var conf embed.FS
 
 // Setting is one program in one setting.
 type Setting struct {
