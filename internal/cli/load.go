@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 
 	"github.com/shunt-net/shunt/internal/config"
 	"github.com/shunt-net/shunt/internal/state"
@@ -17,6 +18,10 @@ func (a *app) loadOptions(sections ...string) config.Options {
 		Path: a.flags.Config, Set: a.flags.Set, StateDir: a.flags.StateDir, Env: a.Environ, Sections: sections,
 	}
 }
+
+// eagerLoad is how much a heap may grow while a file is read, percent; the file's size has
+// a bound.
+const eagerLoad = 400
 
 // load reads the configuration for a command that needs these sections. Faults elsewhere
 // are warnings.
@@ -33,7 +38,11 @@ func (a *app) loadOrLastGood(sections ...string) (config.Config, error) {
 }
 
 func (a *app) loadWith(o config.Options) (config.Config, error) {
+	// A long file is a tree of many small parts that all live until it is read: collecting
+	// garbage meanwhile takes a third of the time and finds none.
+	usual := debug.SetGCPercent(eagerLoad)
 	c, complaints, err := config.Load(o)
+	debug.SetGCPercent(usual)
 	if err != nil {
 		return c, a.unreadable(err)
 	}

@@ -66,6 +66,7 @@ type candidate struct {
 	divert   bool
 	siblings []*candidate // of its service and family, itself included
 	diverted atomic.Bool  // its traffic was led away, and nobody knows yet
+	hinted   atomic.Int64 // when, unix nanoseconds
 }
 
 // openEye opens the session and arms the tripwires. It decides nothing.
@@ -185,21 +186,24 @@ func (e *eye) ask(ctx context.Context, t edge.ProbeTarget) edge.Answer {
 }
 
 // heard takes an answer that counts.
-func (e *eye) heard(a edge.Answer) {
+func (e *eye) heard(a edge.Answer, began time.Time) {
 	e.w.sum.probed(a.Outcome)
 	if a.Outcome == edge.Miss {
 		e.changed()
 	}
-	if c := e.byKey[a.Key]; c != nil && c.diverted.Load() && e.settle(c, a) {
+	if c := e.byKey[a.Key]; c != nil && c.diverted.Load() && e.settle(c, a, began) {
 		return
 	}
 	e.judges.hear(a)
 }
 
 // settle ends a diversion that a burst left open, because nothing at all answered.
-func (e *eye) settle(c *candidate, a edge.Answer) bool {
+func (e *eye) settle(c *candidate, a edge.Answer, began time.Time) bool {
 	switch a.Outcome {
 	case edge.Good:
+		if began.UnixNano() <= c.hinted.Load() {
+			return false // it was asked before it may have died
+		}
 	case edge.Miss:
 		if e.session.Health(c.key).Misses+1 < max(c.probe.Misses, 1) {
 			return false
@@ -372,7 +376,7 @@ func (w *Watchdog) onceEdge(ctx context.Context) error {
 	defer e.close()
 	var mu sync.Mutex
 	var answers []edge.Answer
-	p := newProbes(s.Targets(), w.o.Edge.Config.MaxConcurrent, e.ask, func(a edge.Answer) {
+	p := newProbes(s.Targets(), w.o.Edge.Config.MaxConcurrent, e.ask, func(a edge.Answer, _ time.Time) {
 		w.sum.probed(a.Outcome)
 		mu.Lock()
 		defer mu.Unlock()

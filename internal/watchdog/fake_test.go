@@ -107,7 +107,8 @@ type scene struct {
 
 	mu     sync.Mutex
 	dead   map[string]bool
-	silent map[string]bool // until the cap
+	silent map[string]bool          // until the cap
+	late   map[string]time.Duration // after which it answers well
 	asked  map[string]int
 	words  map[string][]tripwire.Verdict // of the next bursts; the last one stays
 	slow   map[string]time.Duration      // of a burst
@@ -122,7 +123,7 @@ func newScene(t *testing.T, c edge.Config) *scene {
 	must(t, err)
 	s := &scene{
 		t: t, table: &memory{view: edge.View{Absent: true}}, wires: &trips{hints: make(chan tripwire.Hint, 64)},
-		dead: map[string]bool{}, silent: map[string]bool{}, asked: map[string]int{}, words: map[string][]tripwire.Verdict{},
+		dead: map[string]bool{}, silent: map[string]bool{}, late: map[string]time.Duration{}, asked: map[string]int{}, words: map[string][]tripwire.Verdict{},
 		slow: map[string]time.Duration{}, bursts: map[string]int{},
 	}
 	s.o = Options{
@@ -154,8 +155,9 @@ func newScene(t *testing.T, c edge.Config) *scene {
 func (s *scene) Probe(ctx context.Context, t edge.ProbeTarget) edge.Answer {
 	s.mu.Lock()
 	s.asked[t.Candidate]++
-	dead, silent := s.dead[t.Candidate], s.silent[t.Candidate]
+	dead, silent, late := s.dead[t.Candidate], s.silent[t.Candidate], s.late[t.Candidate]
 	s.mu.Unlock()
+	pause(ctx, late)
 	switch {
 	case silent:
 		pause(ctx, t.Probe.Cap)
@@ -191,6 +193,13 @@ func (s *scene) set(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
+}
+
+// counted is how often somebody was asked.
+func (s *scene) counted(m map[string]int, name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return m[name]
 }
 
 // told counts the events that f accepts.

@@ -171,6 +171,7 @@ func (h *hints) divert(ctx context.Context, group []*candidate) {
 			return
 		}
 		h.e.changed()
+		c.hinted.Store(clock().UnixNano())
 		res, err := h.e.session.Divert(context.WithoutCancel(ctx), c.key)
 		if !slices.ContainsFunc(res.Plan.Held, func(x edge.Held) bool { return x.Code == edge.HeldNoSecond }) {
 			c.diverted.Store(true) // also after an error: it may be tried again from within

@@ -22,7 +22,7 @@ func lazy(n int, way edge.OnHint) edge.Config {
 }
 
 func TestHints(t *testing.T) {
-	now := 5 * time.Second // when the server trips; the first round is over by then
+	now := 7 * time.Second // when the server trips; no probe is near
 	tests := map[string]struct {
 		way   edge.OnHint
 		hint  tripwire.Hint // its Kind, Expected, Suspicious; Life is used as its age
@@ -143,7 +143,7 @@ func TestTheLastOfACrowdIsAskedAgain(t *testing.T) {
 					s.slow[who] = time.Duration(i) * 10 * time.Millisecond
 				}
 				s.run(func() {
-					time.Sleep(5 * time.Second)
+					time.Sleep(7 * time.Second)
 					for i, who := range []string{"a", "b", "c"} {
 						s.wires.hints <- tripwire.Hint{Addr: netip.AddrPortFrom(at(who), 80), At: clock(), Kind: tripwire.KindReset, Suspicious: i > 0}
 					}
@@ -179,4 +179,29 @@ func TestOnlyTheLastHintOfAServerIsKept(t *testing.T) {
 	if diff := cmp.Diff(want, kept(from), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+}
+
+// An answer to a question from before the hint does not end a diversion.
+func TestAnOldAnswerEndsNoDiversion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, lazy(2, edge.OnHintDivert))
+		s.slow["a"] = 250 * time.Millisecond
+		s.words["a"] = []tripwire.Verdict{silence()}
+		s.run(func() {
+			time.Sleep(5*time.Second - time.Millisecond)
+			s.set(func() { s.late["a"] = 100 * time.Millisecond }) // the probe that begins at 5 s
+			time.Sleep(50 * time.Millisecond)
+			s.wires.trip("a")
+			synctest.Wait()
+			s.wants("front", "b")
+			s.set(func() { s.late["a"], s.silent["a"] = 0, true })
+			time.Sleep(100 * time.Millisecond) // its answer is there
+			s.wants("front", "b")
+			time.Sleep(30 * time.Second)
+			s.wants("front", "b")
+		})
+		if n := s.vetoes("a"); n != 1 {
+			t.Errorf("%d vetoes", n)
+		}
+	})
 }

@@ -33,7 +33,7 @@ type task struct {
 // at most half of the places, so that they can't keep the others waiting.
 type probes struct {
 	ask   func(context.Context, edge.ProbeTarget) edge.Answer
-	heard func(edge.Answer) // in the probe's goroutine, when its place is free again
+	heard func(a edge.Answer, began time.Time) // in the probe's goroutine, when its place is free again
 	max   int
 	pulse time.Duration // the time is looked at least so often, to notice when we did not run
 
@@ -53,7 +53,7 @@ type probes struct {
 	work    sync.WaitGroup
 }
 
-func newProbes(targets []edge.ProbeTarget, limit int, ask func(context.Context, edge.ProbeTarget) edge.Answer, heard func(edge.Answer)) *probes {
+func newProbes(targets []edge.ProbeTarget, limit int, ask func(context.Context, edge.ProbeTarget) edge.Answer, heard func(edge.Answer, time.Time)) *probes {
 	if limit <= 0 {
 		limit = defaultConcurrent
 	}
@@ -168,7 +168,7 @@ func (p *probes) probe(ctx context.Context, t *task, silent bool) {
 	case p.ended <- struct{}{}:
 	default:
 	}
-	p.heard(a)
+	p.heard(a, began)
 }
 
 // again plans the next probe of a task. The caller holds mu.

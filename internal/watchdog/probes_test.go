@@ -50,7 +50,7 @@ func (c *crew) ask(ctx context.Context, t edge.ProbeTarget) edge.Answer {
 	return a
 }
 
-func (c *crew) heard(a edge.Answer) {
+func (c *crew) heard(a edge.Answer, _ time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.got[a.Key] = append(c.got[a.Key], a.Outcome)
@@ -58,6 +58,13 @@ func (c *crew) heard(a edge.Answer) {
 
 func (c *crew) probes(limit int, targets ...edge.ProbeTarget) *probes {
 	return newProbes(targets, limit, c.ask, c.heard)
+}
+
+// times are when a key was asked.
+func (c *crew) times(k edge.Key) []time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.at[k])
 }
 
 // silentFor answers nothing for so long.
@@ -287,7 +294,8 @@ func TestFinish(t *testing.T) {
 				p := c.probes(8, target("old", time.Second, 700*time.Millisecond), target("new", time.Second, 700*time.Millisecond), target("swift", 10*time.Millisecond, 20*time.Millisecond))
 				during(t, p, func() {
 					time.Sleep(5*time.Second - 100*time.Millisecond)
-					last := c.at["new"][len(c.at["new"])-1]
+					seen := c.times("new")
+					last := seen[len(seen)-1]
 					if tt.fresh {
 						c.mu.Lock()
 						c.do["new"] = silentFor(tt.silent)
@@ -299,12 +307,12 @@ func TestFinish(t *testing.T) {
 					if d := time.Since(began); d != tt.want && (tt.want != 0 || d > 20*time.Millisecond) {
 						t.Errorf("it took %v, want %v", d, tt.want)
 					}
-					slow, swift := len(c.at["new"]), len(c.at["swift"])
+					slow, swift := len(c.times("new")), len(c.times("swift"))
 					time.Sleep(2 * time.Second)
-					if len(c.at["new"]) != slow {
+					if len(c.times("new")) != slow {
 						t.Error("a slow probe began after the end")
 					}
-					if n := len(c.at["swift"]) - swift; n < 190 {
+					if n := len(c.times("swift")) - swift; n < 190 {
 						t.Errorf("%d swift probes in 2 s", n)
 					}
 				})

@@ -16,7 +16,6 @@ import (
 	"github.com/shunt-net/shunt/internal/edge"
 	"github.com/shunt-net/shunt/internal/lab/backend"
 	"github.com/shunt-net/shunt/internal/state"
-	"github.com/shunt-net/shunt/internal/tripwire"
 )
 
 // Deaths around a hand-over move as fast as others: the successor has its tripwires armed,
@@ -237,15 +236,11 @@ func TestALocalCandidate(t *testing.T) {
 	c := lazy(2, edge.OnHintConfirm)
 	c.Services[0].Candidates[0].Addresses = []netip.Addr{netip.MustParseAddr("10.20.1.1")}
 	c.Services[0].Candidates[0].Port = 8080
-	var set *tripwire.Set
+	var set keptSet
 	d := w.watch(t, t.Context(), fresh(t), c, func(o *Options) {
-		o.arm = func() (wires, error) {
-			var err error
-			set, err = tripwire.New(tripwire.Options{})
-			return set, err
-		}
+		o.arm = set.arm
 	})
-	eventually(t, "both are watched", func() bool { return set != nil && armed(set) == 2 })
+	eventually(t, "both are watched", func() bool { return set.armed() == 2 })
 	client := w.connect(t)
 	steady(t, client, "here", 20*time.Millisecond)
 	d.mark()
@@ -264,20 +259,16 @@ func TestADeathRightAfterTheTableWasMade(t *testing.T) {
 	w := newWorld(t)
 	a := w.serve(t, backend.Options{Name: "a"})
 	w.serve(t, backend.Options{Name: "b"})
-	var set *tripwire.Set
+	var set keptSet
 	d := w.watch(t, t.Context(), fresh(t), lazy(2, edge.OnHintConfirm), func(o *Options) {
 		o.lock = func(context.Context) (func() error, error) {
-			eventually(t, "both are watched", func() bool { return armed(set) == 2 })
+			eventually(t, "both are watched", func() bool { return set.armed() == 2 })
 			return func() error { return nil }, nil
 		}
-		o.arm = func() (wires, error) {
-			var err error
-			set, err = tripwire.New(tripwire.Options{})
-			return set, err
-		}
+		o.arm = set.arm
 	})
 	d.moved("a")
-	eventually(t, "both are watched again", func() bool { return armed(set) == 2 })
+	eventually(t, "both are watched again", func() bool { return set.armed() == 2 })
 	began := a.shoot(t)
 	hint := d.await("a hint", func(ev Event) bool { return ev.Kind == EventHint })
 	t.Logf("heard of after %v", hint.At.Sub(began))

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,13 +32,9 @@ func TestDeathToFirstConnection(t *testing.T) {
 			for _, name := range []string{"a", "b"} {
 				procs[name] = w.serve(t, backend.Options{Name: name})
 			}
-			var set *tripwire.Set
+			var set keptSet
 			d := w.watch(t, ctx, fresh(t), c, func(o *Options) {
-				o.arm = func() (wires, error) {
-					var err error
-					set, err = tripwire.New(tripwire.Options{})
-					return set, err
-				}
+				o.arm = set.arm
 			})
 			d.moved("a")
 			var split [5][]time.Duration
@@ -47,7 +44,7 @@ func TestDeathToFirstConnection(t *testing.T) {
 				if i%2 == 1 {
 					dies, lives = "b", "a"
 				}
-				eventually(t, "both are watched", func() bool { return armed(set) == 2 })
+				eventually(t, "both are watched", func() bool { return set.armed() == 2 })
 				client := w.connect(t)
 				steady(t, client, dies, 40*time.Millisecond)
 				d.mark()
@@ -79,11 +76,26 @@ func TestDeathToFirstConnection(t *testing.T) {
 	}
 }
 
-func armed(s *tripwire.Set) int {
+// keptSet is the set of tripwires of a watchdog, for the test to look at.
+type keptSet struct{ set atomic.Pointer[tripwire.Set] }
+
+func (k *keptSet) arm() (wires, error) {
+	s, err := tripwire.New(tripwire.Options{})
+	if err != nil {
+		return nil, err
+	}
+	k.set.Store(s)
+	return s, nil
+}
+
+// armed counts those that stand.
+func (k *keptSet) armed() int {
 	n := 0
-	for _, x := range s.Status() {
-		if x.State == tripwire.StateArmed || x.State == tripwire.StateLocal {
-			n++
+	if s := k.set.Load(); s != nil {
+		for _, x := range s.Status() {
+			if x.State == tripwire.StateArmed || x.State == tripwire.StateLocal {
+				n++
+			}
 		}
 	}
 	return n

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/lab"
@@ -29,6 +30,9 @@ func killScenario() lab.Scenario {
 // more gives a lane that was judged before the kill its repair.rise (2) good rounds, and
 // brings its class home.
 const killRounds = 4
+
+// randomly stands for a kill at a random instant, where others name their point.
+const randomly = "(random)"
 
 // killAgain is how often a kill that did not happen (the run took another way this time) is
 // tried again.
@@ -182,6 +186,9 @@ func (k *killer) dryRounds(ctx context.Context) error {
 // different times of getting there.
 func (k *killer) atPoints(ctx context.Context) error {
 	for _, point := range k.reached() {
+		if slices.Contains(modePoints(), point) { // see atModes
+			continue
+		}
 		done := 0
 		for i, spot := range k.spots(point) {
 			if done == k.e.Int("each") || i >= k.e.Int("each")*killAgain {
@@ -202,7 +209,7 @@ func (k *killer) atPoints(ctx context.Context) error {
 
 // atRandom kills at instants that are spread evenly over the run.
 func (k *killer) atRandom(ctx context.Context) error {
-	want, done := k.e.Int("random"), 0
+	want, done := k.e.Int("random")*3/4, 0 // the rest is for the ways through modes
 	for tries := 0; done < want; tries++ {
 		if tries > want*killAgain {
 			return fmt.Errorf("only %d of %d random kills met a running command", done, want)
@@ -212,7 +219,7 @@ func (k *killer) atRandom(ctx context.Context) error {
 			continue
 		}
 		after := 2*time.Millisecond + time.Duration(k.rng.Int64N(int64(k.took[kind.name])))
-		killed, err := k.kill(ctx, kind, "(random)", lab.Call{Kill: after})
+		killed, err := k.kill(ctx, kind, randomly, lab.Call{Kill: after})
 		if err != nil {
 			return err
 		}
@@ -278,6 +285,8 @@ func (k *killer) judge() {
 	k.e.Count("repairs_after_kill", k.rounds)
 	k.e.Count("runs_after_kill_in_modes", k.modeRuns)
 	k.e.Want(k.table.inconsistent() == 0, "%d of %d kills left an inconsistent or unhealthy state", k.table.inconsistent(), k.table.kills())
+	n := k.table.killsAt(randomly)
+	k.e.Want(n >= k.e.Int("random"), "%d kills at random instants, want %d", n, k.e.Int("random"))
 	for _, point := range killPoints() {
 		n := k.table.killsAt(point)
 		k.e.Want(n >= k.e.Int("each"), "point %s was killed at %d times, want %d", point, n, k.e.Int("each"))

@@ -2,7 +2,9 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,14 +89,22 @@ func order(word string, more ...string) []string {
 	return append([]string{"egress", "direct", word, "--reason", "a test"}, more...)
 }
 
-// modeSpot is where a leg's run is to be killed.
+// modeSpot is where a leg's run is to be killed: at a point, or so long after its begin.
 type modeSpot struct {
 	point string
 	n     int
+	after time.Duration
+}
+
+func (s modeSpot) call() lab.Call {
+	if s.after > 0 {
+		return lab.Call{Kill: s.after}
+	}
+	return lab.Call{Env: []string{fmt.Sprintf("SHUNT_KILL_AT=%s:%d", s.point, s.n)}}
 }
 
 // atModes kills at each point of each transition of modes, each time that its run gets
-// there, and where a leg has no such place left, at any other point of it.
+// there, and where a leg has no such place left, at a random instant of it.
 func (k *killer) atModes(ctx context.Context) error {
 	if err := k.beginModes(ctx); err != nil {
 		return err
@@ -108,17 +118,19 @@ func (k *killer) atModes(ctx context.Context) error {
 			return err
 		}
 		spots := k.modeSpots(t)
-		for round := 0; ; round++ {
-			left := 0
-			for _, list := range spots {
-				left = max(left, len(list))
-			}
-			if left == 0 {
-				break
-			}
+		for slices.ContainsFunc(slices.Collect(maps.Values(spots)), func(list []modeSpot) bool { return len(list) > 0 }) {
 			if err := k.play(ctx, t, spots); err != nil {
 				return fmt.Errorf("tour %s: %w", t.name, err)
 			}
+		}
+	}
+	for n := 0; k.table.killsAt(randomly) < k.e.Int("random"); n++ {
+		t := k.tours()[n%len(k.tours())]
+		if n > k.e.Int("random")*killAgain {
+			return fmt.Errorf("only %d of %d random kills met a running command", k.table.killsAt(randomly), k.e.Int("random"))
+		}
+		if err := errors.Join(k.w.Configure(t.settings), k.play(ctx, t, nil)); err != nil {
+			return fmt.Errorf("tour %s: %w", t.name, err)
 		}
 	}
 	k.e.Say("%d kills on the ways through modes; at most %d runs made them good", k.table.kills()-began, k.modeRuns)
@@ -161,10 +173,11 @@ func (k *killer) dryTour(ctx context.Context, t tour) error {
 		if err != nil {
 			return err
 		}
-		if _, err := k.walk(ctx, l, lab.Call{Env: []string{"SHUNT_KILL_LOG=" + log}}); err != nil {
+		r, err := k.walk(ctx, l, lab.Call{Env: []string{"SHUNT_KILL_LOG=" + log}})
+		if err != nil {
 			return fmt.Errorf("tour %s, %s, not killed: %w", t.name, l.name, err)
 		}
-		k.points[l.name] = k.read(log)
+		k.points[l.name], k.took[l.name] = k.read(log), r.Took
 	}
 	return k.homeAgain(ctx, "tour "+t.name+", not killed")
 }
@@ -174,7 +187,7 @@ func (k *killer) dryTour(ctx context.Context, t tour) error {
 func (k *killer) modeSpots(t tour) map[string][]modeSpot {
 	out, per := map[string][]modeSpot{}, map[string]int{}
 	add := func(l leg, point string, n int) {
-		out[l.name] = append(out[l.name], modeSpot{point, n})
+		out[l.name] = append(out[l.name], modeSpot{point: point, n: n})
 		per[point]++
 	}
 	for _, l := range t.legs {
@@ -198,18 +211,18 @@ func (k *killer) modeSpots(t tour) map[string][]modeSpot {
 // play kills a command on each leg, and ends at home.
 func (k *killer) play(ctx context.Context, t tour, spots map[string][]modeSpot) error {
 	for _, l := range t.legs {
-		at := k.anyPoint(l)
+		at := modeSpot{point: randomly, after: 2*time.Millisecond + time.Duration(k.rng.Int64N(int64(k.took[l.name])))}
 		if list := spots[l.name]; len(list) > 0 {
 			at, spots[l.name] = list[0], list[1:]
 		}
-		killed, err := k.walk(ctx, l, lab.Call{Env: []string{fmt.Sprintf("SHUNT_KILL_AT=%s:%d", at.point, at.n)}})
-		if killed {
+		r, err := k.walk(ctx, l, at.call())
+		if r.Code == codeKilled {
 			k.table.add(at.point, l.name, err != nil)
 		}
 		if err == nil {
 			continue
 		}
-		k.e.Problem("%s, killed at %s %d: %v", l.name, at.point, at.n, err)
+		k.e.Problem("%s, killed at %s %d after %s: %v", l.name, at.point, at.n, r.Took.Round(time.Millisecond), err)
 		if err := k.allAlive(ctx); err != nil {
 			return err
 		}
@@ -218,28 +231,19 @@ func (k *killer) play(ctx context.Context, t tour, spots map[string][]modeSpot) 
 	return k.homeAgain(ctx, "tour "+t.name)
 }
 
-// anyPoint is one point of a leg's run by chance.
-func (k *killer) anyPoint(l leg) modeSpot {
-	names := make([]string, 0, len(k.points[l.name]))
-	for name := range k.points[l.name] {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	point := names[k.rng.IntN(len(names))]
-	return modeSpot{point, 1 + k.rng.IntN(k.points[l.name][point])}
-}
+// codeKilled is the exit code of a command that was killed.
+const codeKilled = 128 + 9
 
 // walk does one leg. What must be so at once is looked at where the command ended; what the
 // next runs must make good, after at most furtherRuns of them.
-func (k *killer) walk(ctx context.Context, l leg, c lab.Call) (killed bool, err error) {
+func (k *killer) walk(ctx context.Context, l leg, c lab.Call) (lab.Result, error) {
 	if err := l.prepare(ctx); err != nil {
-		return false, err
+		return lab.Result{}, err
 	}
 	c.Args = l.args
 	r := k.w.Run(ctx, c)
-	killed = r.Code == 128+9
-	if !killed && !slices.Contains([]int{0, 1, 3, 4}, r.Code) {
-		return false, fmt.Errorf("exit code %d: %s", r.Code, r.Stderr)
+	if !slices.Contains([]int{0, 1, 3, 4, codeKilled}, r.Code) {
+		return r, fmt.Errorf("exit code %d: %s", r.Code, r.Stderr)
 	}
 	f := &findings{}
 	k.checkInstant(f)
@@ -250,7 +254,7 @@ func (k *killer) walk(ctx context.Context, l leg, c lab.Call) (killed bool, err 
 			k.modeRuns = max(k.modeRuns, n)
 			break
 		}
-		if n == 0 && killed {
+		if n == 0 && r.Code == codeKilled {
 			k.unfinished++
 		}
 		if n == furtherRuns {
@@ -264,9 +268,9 @@ func (k *killer) walk(ctx context.Context, l leg, c lab.Call) (killed bool, err 
 		k.checkInstant(f)
 	}
 	if len(f.list) > 0 {
-		return killed, fmt.Errorf("%v", f.list)
+		return r, fmt.Errorf("%v", f.list)
 	}
-	return killed, k.heard(ctx, l)
+	return r, k.heard(ctx, l)
 }
 
 // heard gives an order again that a killed command may not have taken down.
