@@ -6,22 +6,12 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/run"
 )
 
 // retryAfter is between two questions to one candidate within a run.
 const retryAfter = 200 * time.Millisecond
-
-// pause waits, or says that the run is over.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
-}
 
 // ask probes every candidate of which no fresh answer is known, and compares the groups
 // that are due; all at once, within bounds.
@@ -95,7 +85,7 @@ func (p *turn) question(ctx context.Context, t ProbeTarget, places chan struct{}
 	}
 	var out []Answer
 	for n := range max(t.Probe.Misses, t.Probe.Rise, 1) {
-		if n > 0 && pause(ctx, p.retry()) != nil {
+		if n > 0 && run.Pause(ctx, p.retry()) != nil {
 			return out
 		}
 		select {

@@ -203,7 +203,7 @@ func (p *turn) secondLook(ctx context.Context) {
 	if !p.plan.Disagrees() {
 		return
 	}
-	if pause(ctx, retryAfter) != nil {
+	if run.Pause(ctx, retryAfter) != nil {
 		return
 	}
 	again := p.in

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/journal"
+	"github.com/shunt-net/shunt/internal/run"
 )
 
 // letGo is how long a refresh that probes the same server gets to see the intent and to
@@ -118,7 +119,7 @@ func (p *pass) swap(ctx context.Context, s Step) error {
 		return err
 	}
 	if p.refreshRuns() {
-		pause(ctx, letGo)
+		_ = run.Pause(ctx, letGo)
 	}
 	out := SwapOutcome{Lane: s.Lane, From: s.From, Endpoint: s.To}
 	began := time.Now() //nolint:forbidigo // measures a duration
@@ -245,15 +246,6 @@ func (p *pass) recordedAt(s Step) (at int64) {
 		}
 	}
 	return at
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 func first(a, b string) string {

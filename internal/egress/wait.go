@@ -3,6 +3,8 @@ package egress
 import (
 	"context"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/run"
 )
 
 // quiet is how long a lane may send without receiving before a round is due at once.
@@ -18,7 +20,7 @@ func (e *Env) Wait(ctx context.Context, d time.Duration) {
 	}
 	marks := map[string]mark{}
 	for left := d; left > 0 && ctx.Err() == nil; left -= look {
-		pause(ctx, min(left, look))
+		_ = run.Pause(ctx, min(left, look))
 		if d <= quiet {
 			continue
 		}

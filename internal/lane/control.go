@@ -143,18 +143,6 @@ func (v *control) call(ctx context.Context, fn func() error) error {
 	}
 }
 
-// pause waits for d unless ctx ends first.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // detached is a context for putting things back: an ended ctx does not stop it, and it
 // keeps what ctx carries.
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {

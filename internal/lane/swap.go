@@ -267,7 +267,7 @@ func (d *Devices) awaitHandshake(ctx context.Context, c *control, server wgtypes
 			wait *= 2
 			next = passed + wait
 		}
-		if err := pause(ctx, pollEvery); err != nil {
+		if err := run.Pause(ctx, pollEvery); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/shunt-net/shunt/internal/edge"
+	"github.com/shunt-net/shunt/internal/secret"
 )
 
 const token = "T0kenOfOurs"
@@ -158,7 +159,7 @@ func TestHeaders(t *testing.T) {
 		"a name of two":           {"a b: c", nil, "line 1 is not `Name: value`"},
 		"a control":               {"a: b\x00c", nil, "line 1 is not `Name: value`"},
 		"too many":                {strings.Repeat("a: b\n", headerLimit+1), nil, "more than 64 headers"},
-		"too long":                {strings.Repeat("#", secretLimit+1), nil, "larger than 65536 bytes"},
+		"too long":                {strings.Repeat("#", secret.Limit+1), nil, "larger than 65536 bytes"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -5,47 +5,17 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"strings"
-	"syscall"
 
 	"github.com/shunt-net/shunt/internal/profile"
+	"github.com/shunt-net/shunt/internal/secret"
 )
 
 // Bounds of the files that hold secrets.
 const (
-	maxSecret  = 64 << 10 // bytes
 	maxHeaders = 64
 )
-
-// readSecret reads a small file that only its owner may use. No error repeats what is
-// in it.
-func readSecret(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, cause(err)
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, cause(err)
-	case !fi.Mode().IsRegular():
-		return nil, errors.New("not a regular file")
-	case fi.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("its mode %04o lets others than its owner use it: make it 0600", fi.Mode().Perm())
-	}
-	b, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
-	if err != nil {
-		return nil, cause(err)
-	}
-	if len(b) > maxSecret {
-		return nil, fmt.Errorf("larger than %d bytes", maxSecret)
-	}
-	return bytes.TrimPrefix(b, []byte("\ufeff")), nil
-}
 
 // readKey reads a private key that stands alone in a file.
 func readKey(path string) (profile.Key, error) {
@@ -55,7 +25,7 @@ func readKey(path string) (profile.Key, error) {
 	if path == "" {
 		return profile.Key{}, errors.New("no key_file")
 	}
-	b, err := readSecret(path)
+	b, err := secret.ReadFile(path)
 	if err != nil {
 		return fail(err)
 	}
@@ -82,7 +52,7 @@ func readHeaders(path string) (http.Header, error) {
 	if path == "" {
 		return nil, nil
 	}
-	b, err := readSecret(path)
+	b, err := secret.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("headers_file %s: %w", printable(path), err)
 	}

@@ -42,7 +42,9 @@ func Rings() map[string][]string {
 		"internal/dial", "internal/flow", "internal/host", "internal/knock", "internal/lane", "internal/nft", "internal/notify",
 		"internal/plane", "internal/probe", "internal/provider", "internal/tripwire", "internal/tunnel",
 	}
-	ground := []string{"internal/amnezia", "internal/health", "internal/journal", "internal/profile", "internal/run", "internal/state"}
+	ground := []string{
+		"internal/amnezia", "internal/due", "internal/health", "internal/journal", "internal/profile", "internal/run", "internal/secret", "internal/state",
+	}
 	domains := []string{"internal/edge", "internal/egress"}
 
 	rules := map[string][]string{
@@ -53,6 +55,8 @@ func Rings() map[string][]string {
 		"internal/profile": {},
 		"internal/amnezia": {"internal/profile"},
 		"internal/run":     {},
+		"internal/due":     {},
+		"internal/secret":  {},
 		// The ground ring has one order of its own: records are written through state,
 		// and state has the kill points of run.
 		"internal/state":   {"internal/run"},

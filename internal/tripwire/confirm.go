@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/run"
 )
 
 // Word is what a burst found. Unknown is not dead.
@@ -75,7 +77,7 @@ func burst(ctx context.Context, addr netip.AddrPort, o ConfirmOptions, began tim
 	silent := 0
 	v := Verdict{}
 	for _, slot := range slots {
-		if !sleepUntil(ctx, began.Add(slot*o.Burst/burstUnit)) || silent == unanswered {
+		if run.Pause(ctx, began.Add(slot*o.Burst/burstUnit).Sub(clock())) != nil || silent == unanswered {
 			break
 		}
 		v.Tries++
@@ -114,21 +116,6 @@ func later(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-func sleepUntil(ctx context.Context, at time.Time) bool {
-	left := at.Sub(clock())
-	if left <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(left)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // finding is what one connection of a burst came to.

@@ -50,10 +50,10 @@ func (s *Set) round(events []unix.EpollEvent, now time.Time) (closed bool) {
 	}
 	s.tell()
 	for range stride {
-		if len(s.due) == 0 || s.due[0].when.After(now) {
+		w, ok := s.due.First()
+		if !ok || w.When().After(now) {
 			break
 		}
-		w := s.due[0]
 		switch w.state {
 		case StateArmed:
 			s.mature(w, now)
@@ -111,14 +111,15 @@ func (s *Set) tell() {
 func (s *Set) patience() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	first, ok := s.due.First()
 	switch {
 	case s.closed:
 		return 0
 	case len(s.late) > 0:
 		return 1
-	case len(s.due) == 0:
+	case !ok:
 		return -1
 	}
-	left := s.due[0].when.Sub(clock())
+	left := first.When().Sub(clock())
 	return int(min(max(0, left+time.Millisecond-1), time.Hour) / time.Millisecond)
 }

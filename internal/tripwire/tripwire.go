@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/due"
 )
 
 // Options of a Set. The zero value is useful.
@@ -113,7 +115,7 @@ type Set struct {
 	mu     sync.Mutex
 	wires  map[netip.AddrPort]*wire
 	byFD   map[int32]*wire
-	due    schedule
+	due    due.Queue[*wire]
 	local  map[netip.Addr]bool
 	fresh  []Hint // of the batch being served
 	late   []Hint // that the channel had no room for
@@ -183,7 +185,7 @@ func (s *Set) Arm(targets []Target) {
 			}
 			continue
 		}
-		w := &wire{addr: addr, fd: -1, place: -1, state: StateWaiting, habit: habit{learned: t.Lifetime, short: max(0, t.Short)}}
+		w := &wire{addr: addr, fd: -1, state: StateWaiting, habit: habit{learned: t.Lifetime, short: max(0, t.Short)}}
 		s.wires[addr] = w
 		if w.habit.short >= s.o.Shorts {
 			s.giveUp(w, now)
@@ -195,7 +197,7 @@ func (s *Set) Arm(targets []Target) {
 		if !named[addr] {
 			s.drop(w)
 			s.become(w, StateUnknown, "")
-			s.due.remove(w)
+			s.due.Remove(w)
 			delete(s.wires, addr)
 		}
 	}

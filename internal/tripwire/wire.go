@@ -1,7 +1,6 @@
 package tripwire
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"net"
@@ -10,21 +9,22 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-net/shunt/internal/due"
 )
 
 // wire is how one target is watched. Only the holder of the set's mutex touches it.
 type wire struct {
-	addr   netip.AddrPort
-	fd     int // -1 = none
-	state  State
-	since  time.Time     // a connection stands
-	habit  habit         // of the server
-	lived  time.Duration // what the server ended last, until it is known whether it died
-	proven bool          // a connection came about since the last refusal
-	fails  int           // attempts in a row that came to nothing
-	reason string
-	when   time.Time // of the next thing to do
-	place  int       // in the schedule; -1 = nothing to do
+	due.Entry // of the next thing to do
+	addr      netip.AddrPort
+	fd        int // -1 = none
+	state     State
+	since     time.Time     // a connection stands
+	habit     habit         // of the server
+	lived     time.Duration // what the server ended last, until it is known whether it died
+	proven    bool          // a connection came about since the last refusal
+	fails     int           // attempts in a row that came to nothing
+	reason    string
 }
 
 // connect begins to watch: by the kernel's word where the socket listens on this machine,
@@ -46,7 +46,7 @@ func (s *Set) connect(w *wire, now time.Time) {
 	w.fd = fd
 	s.byFD[int32(fd)] = w
 	s.become(w, StateDialing, "")
-	s.due.set(w, now.Add(s.o.Silence))
+	s.due.Set(w, now.Add(s.o.Silence))
 }
 
 // listensHere leaves the wire to the kernel's word where it can be had.
@@ -59,7 +59,7 @@ func (s *Set) listensHere(w *wire) bool {
 	}
 	s.become(w, StateLocal, "")
 	w.fails, w.lived, w.proven = 0, 0, true
-	s.due.remove(w)
+	s.due.Remove(w)
 	return true
 }
 
@@ -115,11 +115,11 @@ func (s *Set) mature(w *wire, now time.Time) {
 		s.drop(w)
 		s.connect(w, now)
 	case age < s.o.Short && (renew == 0 || s.o.Short < renew):
-		s.due.set(w, w.since.Add(s.o.Short))
+		s.due.Set(w, w.since.Add(s.o.Short))
 	case renew > 0:
-		s.due.set(w, w.since.Add(renew))
+		s.due.Set(w, w.since.Add(renew))
 	default:
-		s.due.remove(w)
+		s.due.Remove(w)
 	}
 }
 
@@ -169,12 +169,12 @@ func (s *Set) failed(w *wire, now time.Time, err error) {
 
 func (s *Set) giveUp(w *wire, now time.Time) {
 	s.become(w, StateGivenUp, fmt.Sprintf("ends idle connections at once, %d times in a row: only polled", w.habit.short))
-	s.due.set(w, now.Add(s.o.Again))
+	s.due.Set(w, now.Add(s.o.Again))
 }
 
 func (s *Set) wait(w *wire, until time.Time, reason string) {
 	s.become(w, StateWaiting, reason)
-	s.due.set(w, until)
+	s.due.Set(w, until)
 }
 
 // become keeps count of the wires that stand.
@@ -299,46 +299,4 @@ func drain(fd int) (Kind, bool) {
 		}
 	}
 	return KindUnknown, false
-}
-
-// schedule is a heap of wires by the time at which something is to be done.
-type schedule []*wire
-
-func (q schedule) Len() int           { return len(q) }
-func (q schedule) Less(i, j int) bool { return q[i].when.Before(q[j].when) }
-func (q schedule) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].place, q[j].place = i, j
-}
-
-// Push is for container/heap.
-func (q *schedule) Push(x any) {
-	w := x.(*wire)
-	w.place = len(*q)
-	*q = append(*q, w)
-}
-
-// Pop is for container/heap.
-func (q *schedule) Pop() any {
-	old := *q
-	w := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	w.place = -1
-	return w
-}
-
-func (q *schedule) set(w *wire, when time.Time) {
-	w.when = when
-	if w.place >= 0 {
-		heap.Fix(q, w.place)
-		return
-	}
-	heap.Push(q, w)
-}
-
-func (q *schedule) remove(w *wire) {
-	if w.place >= 0 {
-		heap.Remove(q, w.place)
-	}
 }

@@ -47,7 +47,7 @@ func TestEachGenerationOfAmneziaWGPasses(t *testing.T) {
 		_, targets := serve(t, len(versions())+1, wgtest.Options{Speaks: speaks})
 		c := configTLS()
 		c.Parallel = parallel
-		results, err := run(t, t.Context(), c, targets, nil)
+		results, err := runTest(t, t.Context(), c, targets, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func TestAServerOfAnotherKindDoesNotPass(t *testing.T) {
 			_, targets := serve(t, 2, wgtest.Options{Speaks: of(tt.speaks), Says: of(tt.says)})
 			c := config()
 			c.Parallel = parallel
-			results, err := run(t, t.Context(), c, targets, nil)
+			results, err := runTest(t, t.Context(), c, targets, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/tunnel/tcp"
 )
 
@@ -148,7 +149,7 @@ func (t *session) leave(ctx context.Context) bool {
 			return false
 		default:
 		}
-		if !sleep(ctx, leaveEvery) {
+		if run.Pause(ctx, leaveEvery) != nil {
 			return false
 		}
 	}

@@ -44,7 +44,7 @@ func TestBestPingWithoutDataDoesNotPass(t *testing.T) {
 			c.TLS, c.TLSTimeout = hosts(false)[:1], time.Second
 			for _, parallel := range []int{2, 1} { // straight, and through the sieve
 				c.Parallel = parallel
-				results, err := run(t, t.Context(), c, slices.Concat(srv1, srv2), nil)
+				results, err := runTest(t, t.Context(), c, slices.Concat(srv1, srv2), nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -89,7 +89,7 @@ func TestOneTLSHostIsEnough(t *testing.T) {
 			// busy cores do not make of one that answers.
 			c.TLS, c.TLSTimeout = tt.tls, 20*time.Second
 			begun := time.Now()
-			results, err := run(t, t.Context(), c, targets, nil)
+			results, err := runTest(t, t.Context(), c, targets, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,7 +112,7 @@ func TestASilentHostDoesNotUseTheTimeOfAll(t *testing.T) {
 	s, targets := serve(t, 1, wgtest.Options{Deaf: []netip.Addr{hosts(false)[0].Address.Addr()}})
 	c := configTLS()
 	begun := time.Now()
-	results, err := run(t, t.Context(), c, targets, nil)
+	results, err := runTest(t, t.Context(), c, targets, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestTLSAloneIsATest(t *testing.T) {
 	s, targets := serve(t, 2, wgtest.Options{Behave: func(i int) wgtest.Behaviour { return wgtest.Behaviour{NoTCP: i == 1} }})
 	c := configTLS()
 	c.Pings, c.FullSize, c.Targets, c.TLSTimeout = 0, false, nil, 300*time.Millisecond
-	results, err := run(t, t.Context(), c, targets, nil)
+	results, err := runTest(t, t.Context(), c, targets, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestReusedDevicesMixNothingUp(t *testing.T) {
 	c := configTLS()
 	c.Parallel, c.TLS, c.TLSTimeout = 4, hosts(false)[:1], 250*time.Millisecond // a second host may have its turn on busy cores
 	goroutines, descriptors := runtime.NumGoroutine(), openDescriptors(t)
-	results, err := run(t, t.Context(), c, targets, nil)
+	results, err := runTest(t, t.Context(), c, targets, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestCancelInsideTheTLSStage(t *testing.T) {
 		}
 		return false
 	}
-	results, err := run(t, ctx, c, targets, busy)
+	results, err := runTest(t, ctx, c, targets, busy)
 	if err == nil || begun.IsZero() {
 		t.Fatalf("error %v, cancelled at %s", err, begun)
 	}

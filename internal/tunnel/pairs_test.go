@@ -23,7 +23,7 @@ func TestABusyPairIsNeverTouched(t *testing.T) {
 		s, targets := serve(t, 4, wgtest.Options{})
 		c := config()
 		c.Parallel = parallel
-		results, err := run(t, t.Context(), c, targets, func(pair string) bool { return pair == "pair-2" })
+		results, err := runTest(t, t.Context(), c, targets, func(pair string) bool { return pair == "pair-2" })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestAPairTakenMeanwhileIsLetGo(t *testing.T) {
 		}
 		return false
 	}
-	results, err := run(t, t.Context(), c, targets, busy)
+	results, err := runTest(t, t.Context(), c, targets, busy)
 	over := time.Now()
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestHandshakesAloneLeaveASessionOfThePairAlone(t *testing.T) {
 	c.Pings, c.FullSize, c.Targets = 0, false, nil
 	for _, parallel := range []int{6, 2} { // few enough for devices of their own, and not
 		c.Parallel = parallel
-		results, err := run(t, t.Context(), c, targets, nil)
+		results, err := runTest(t, t.Context(), c, targets, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +146,7 @@ func TestALostInitiationIsRepeatedSoon(t *testing.T) {
 		c := config()
 		c.Parallel, c.HandshakeTimeout = parallel, 3*time.Second
 		begun := time.Now()
-		results, err := run(t, t.Context(), c, targets, nil)
+		results, err := runTest(t, t.Context(), c, targets, nil)
 		close(stop)
 		watcher.Wait()
 		if err != nil {
@@ -170,7 +170,7 @@ func TestAServerUnderLoadGetsItsCookieBack(t *testing.T) {
 	c := config()
 	c.HandshakeTimeout, c.PingTimeout, c.FullSize = 5*time.Second, time.Second, false
 	for range 8 { // a server that gets much of the cores is not under load each time
-		results, err := run(t, t.Context(), c, targets, nil)
+		results, err := runTest(t, t.Context(), c, targets, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,7 +204,7 @@ func TestCancelReturnsPromptlyAndNothingIsLeft(t *testing.T) {
 			}
 			return false
 		}
-		results, err := run(t, ctx, c, targets, busy)
+		results, err := runTest(t, ctx, c, targets, busy)
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("error %v", err)
 		}
@@ -229,7 +229,7 @@ func TestTheDeadlineEndsAllTests(t *testing.T) {
 	_, targets := serve(t, 3, wgtest.Options{Behave: func(i int) wgtest.Behaviour { return wgtest.Behaviour{Silent: i > 0} }})
 	c := config()
 	c.HandshakeTimeout, c.Deadline = time.Minute, 300*time.Millisecond
-	results, err := run(t, t.Context(), c, targets, nil)
+	results, err := runTest(t, t.Context(), c, targets, nil)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 of 3") {
 		t.Errorf("error %v", err)
 	}

@@ -189,7 +189,7 @@ func TestASilentServerGetsOneInitiationOfPlainWireGuard(t *testing.T) {
 				}
 				c := config()
 				c.Parallel = parallel
-				results, err := run(t, t.Context(), c, targets, nil)
+				results, err := runTest(t, t.Context(), c, targets, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

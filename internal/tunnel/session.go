@@ -10,6 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/tunnel/tcp"
 )
 
@@ -105,7 +106,7 @@ func (t *session) receive(ip []byte) {
 // through takes a subject through a tunnel of its own and returns the reason for which
 // it fails. initiated is when the sieve's last initiation left; zero = there was none.
 func (r *round) through(ctx context.Context, s *subject, res *egress.TestResult, initiated time.Time) string {
-	if !initiated.IsZero() && !sleep(ctx, sameKeyGap-time.Since(initiated)) { //nolint:forbidigo // measures a duration
+	if !initiated.IsZero() && run.Pause(ctx, sameKeyGap-time.Since(initiated)) != nil { //nolint:forbidigo // measures a duration
 		return ReasonUntested
 	}
 	t, err := r.open(s)
@@ -229,19 +230,4 @@ func summarize(trips []time.Duration) (sent, got int, avg, jitter time.Duration)
 		jitter = diff / time.Duration(got-1)
 	}
 	return len(trips), got, avg, jitter
-}
-
-// sleep waits for d and says whether ctx let it.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -47,7 +47,7 @@ func config() egress.TestConfig {
 }
 
 // run tests the targets and returns the results by path, with the error of Test.
-func run(t testing.TB, ctx context.Context, c egress.TestConfig, targets []egress.TestTarget, busy func(string) bool) (map[string]egress.TestResult, error) {
+func runTest(t testing.TB, ctx context.Context, c egress.TestConfig, targets []egress.TestTarget, busy func(string) bool) (map[string]egress.TestResult, error) {
 	t.Helper()
 	got := map[string]egress.TestResult{}
 	err := New(Options{Now: time.Now}).Test(ctx, c, targets, busy, func(r egress.TestResult) {
@@ -133,7 +133,7 @@ func TestEachBehaviourHasItsReason(t *testing.T) {
 			}
 			conf := config()
 			conf.Parallel = parallel
-			results, err := run(t, t.Context(), conf, targets, nil)
+			results, err := runTest(t, t.Context(), conf, targets, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestUnusableTargetsAreToldApart(t *testing.T) {
 	}
 	c := config()
 	c.Targets = []netip.Addr{netip.MustParseAddr("2606:4700:4700::1111")}
-	results, err := run(t, t.Context(), c, targets, nil)
+	results, err := runTest(t, t.Context(), c, targets, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func TestIPv6OutsideAndInside(t *testing.T) {
 	c.Targets = []netip.Addr{netip.MustParseAddr("2606:4700:4700::1111"), netip.MustParseAddr("10.64.0.1")}
 	for _, parallel := range []int{3, 2} {
 		c.Parallel = parallel
-		results, err := run(t, t.Context(), c, targets, nil)
+		results, err := runTest(t, t.Context(), c, targets, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +213,7 @@ func TestTimesAreTheNetworks(t *testing.T) {
 	c.Parallel, c.Rate, c.HandshakeTimeout, c.PingTimeout = 20, 100, 10*time.Second, 5*time.Second
 	var over int
 	for range 6 { // other tests want the cores too: one undisturbed run is enough
-		results, err := run(t, t.Context(), c, targets, nil)
+		results, err := runTest(t, t.Context(), c, targets, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +243,7 @@ func TestProofOfFourTakesAFewRoundTrips(t *testing.T) {
 	least := time.Hour
 	for range 3 { // the cores are shared with other tests
 		begun := time.Now()
-		results, err := run(t, t.Context(), c, targets, nil)
+		results, err := runTest(t, t.Context(), c, targets, nil)
 		least = min(least, time.Since(begun))
 		if err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/profile"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/tunnel/tcp"
 )
 
@@ -310,7 +311,7 @@ func (w *Way) part() {
 			case <-t.got:
 				late.Stop()
 				t.peer.SendKeepalive()
-				sleep(w.ctx, partFlush)
+				_ = run.Pause(w.ctx, partFlush)
 				return
 			case <-late.C:
 			case <-w.ctx.Done():

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/state"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
@@ -67,7 +68,7 @@ func newBeats(w *Watchdog) *beats {
 }
 
 func (b *beats) run(ctx context.Context) {
-	for ok := true; ok; ok = pause(ctx, beatEvery) {
+	for ok := true; ok; ok = run.Pause(ctx, beatEvery) == nil {
 		b.w.clerk.trouble("heartbeat", b.write(false))
 	}
 }

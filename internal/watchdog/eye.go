@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/edge"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
 
@@ -239,7 +240,7 @@ func (w *Watchdog) open(ctx context.Context) error {
 func (w *Watchdog) reopen(bound context.Context, err error) bool {
 	for {
 		w.clerk.trouble("edge", err)
-		if !pause(bound, retryEvery) {
+		if run.Pause(bound, retryEvery) != nil {
 			return false
 		}
 		if err = w.open(bound); err == nil {
@@ -280,7 +281,7 @@ func (e *eye) keep(ctx context.Context) chan struct{} {
 	var all sync.WaitGroup
 	every := func(d time.Duration, f func()) {
 		all.Go(func() {
-			for pause(ctx, d) {
+			for run.Pause(ctx, d) == nil {
 				f()
 			}
 		})
@@ -294,7 +295,7 @@ func (e *eye) keep(ctx context.Context) chan struct{} {
 	}
 	all.Go(func() {
 		look() // the first at once: tables are made, and what changed since is seen
-		for pause(ctx, min(max(e.w.o.Interval, fastestLook), slowestLook)) {
+		for run.Pause(ctx, min(max(e.w.o.Interval, fastestLook), slowestLook)) == nil {
 			look()
 		}
 	})
@@ -306,7 +307,7 @@ func (e *eye) keep(ctx context.Context) chan struct{} {
 	}
 	for _, g := range e.w.o.Edge.Config.Parity {
 		all.Go(func() {
-			for ok := true; ok; ok = pause(ctx, max(time.Second, g.Every/10)) {
+			for ok := true; ok; ok = run.Pause(ctx, max(time.Second, g.Every/10)) == nil {
 				res, err := e.session.Compare(ctx, g)
 				if ctx.Err() == nil {
 					e.w.clerk.trouble("parity "+g.Name, err)

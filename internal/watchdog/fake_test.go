@@ -10,6 +10,7 @@ import (
 
 	"github.com/shunt-net/shunt/internal/edge"
 	"github.com/shunt-net/shunt/internal/journal"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/state"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
@@ -157,10 +158,10 @@ func (s *scene) Probe(ctx context.Context, t edge.ProbeTarget) edge.Answer {
 	s.asked[t.Candidate]++
 	dead, silent, late := s.dead[t.Candidate], s.silent[t.Candidate], s.late[t.Candidate]
 	s.mu.Unlock()
-	pause(ctx, late)
+	_ = run.Pause(ctx, late)
 	switch {
 	case silent:
-		pause(ctx, t.Probe.Cap)
+		_ = run.Pause(ctx, t.Probe.Cap)
 		return edge.Answer{Outcome: edge.Miss, Reason: "no answer"}
 	case dead:
 		return edge.Answer{Outcome: edge.Miss, Refused: true, Reason: "refused"}
@@ -174,7 +175,7 @@ func (s *scene) burst(ctx context.Context, a netip.AddrPort) tripwire.Verdict {
 	s.bursts[who]++
 	slow := s.slow[who]
 	s.mu.Unlock()
-	if !pause(ctx, slow) {
+	if run.Pause(ctx, slow) != nil {
 		return tripwire.Verdict{Reason: "cancelled"}
 	}
 	s.mu.Lock()

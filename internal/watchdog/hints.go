@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/edge"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
 
@@ -238,7 +239,7 @@ func (h *hints) bury(ctx context.Context, hint tripwire.Hint, v tripwire.Verdict
 	defer h.pardon(c)
 	if last && h.e.wires.Crowd(hint.At) {
 		h.settled(ctx, crowdLimit)
-		if pause(ctx, crowdPause) {
+		if run.Pause(ctx, crowdPause) == nil {
 			v = h.burst(ctx, hint.Addr)
 		}
 		if v.Word != tripwire.WordDead || ctx.Err() != nil {

@@ -1,11 +1,11 @@
 package watchdog
 
 import (
-	"container/heap"
 	"context"
 	"sync"
 	"time"
 
+	"github.com/shunt-net/shunt/internal/due"
 	"github.com/shunt-net/shunt/internal/edge"
 )
 
@@ -19,9 +19,8 @@ const (
 
 // task is one key that is asked at its own interval.
 type task struct {
+	due.Entry
 	target edge.ProbeTarget
-	when   time.Time // due
-	place  int       // in the schedule; -1 = not in it
 	phase  float64   // of its first interval, so that thousands don't stay in step
 	silent bool      // missed last time
 	began  time.Time // under way since; zero = not
@@ -39,7 +38,7 @@ type probes struct {
 
 	mu      sync.Mutex
 	tasks   map[edge.Key]*task
-	due     schedule
+	due     due.Queue[*task]
 	ready   []*task
 	quiet   []*task // … that were silent last time
 	running int
@@ -62,7 +61,7 @@ func newProbes(targets []edge.ProbeTarget, limit int, ask func(context.Context, 
 		wake: make(chan struct{}, 1), ended: make(chan struct{}, 1),
 	}
 	for i, t := range targets {
-		p.tasks[t.Key] = &task{target: t, place: -1, phase: float64(i+1) / float64(len(targets))}
+		p.tasks[t.Key] = &task{target: t, phase: float64(i+1) / float64(len(targets))}
 		p.pulse = max(fewest, min(p.pulse, t.Probe.Cap/4))
 	}
 	return p
@@ -74,7 +73,7 @@ func (p *probes) run(ctx context.Context) {
 	now := clock()
 	p.stalls.sleep(now)
 	for _, t := range p.tasks {
-		p.due.set(t, now)
+		p.due.Set(t, now)
 	}
 	p.mu.Unlock()
 	timer := time.NewTimer(0)
@@ -99,15 +98,15 @@ func (p *probes) step(ctx context.Context) time.Duration {
 	defer p.mu.Unlock()
 	now := clock()
 	p.stalls.woke(now)
-	for len(p.due) > 0 && !p.due[0].when.After(now) {
-		t := p.due[0]
-		p.due.remove(t)
+	t, ok := p.due.First()
+	for ; ok && !t.When().After(now); t, ok = p.due.First() {
+		p.due.Remove(t)
 		p.queue(t)
 	}
 	p.launch(ctx)
 	p.next = now.Add(p.pulse)
-	if len(p.due) > 0 && p.due[0].when.Before(p.next) {
-		p.next = p.due[0].when
+	if ok && t.When().Before(p.next) {
+		p.next = t.When()
 	}
 	p.stalls.sleep(p.next)
 	return p.next.Sub(now)
@@ -182,7 +181,7 @@ func (p *probes) again(t *task, began, now time.Time) {
 		when = now
 	}
 	t.began = time.Time{}
-	p.due.set(t, when)
+	p.due.Set(t, when)
 	p.ring(when)
 }
 
@@ -205,10 +204,9 @@ func (p *probes) now(k edge.Key) {
 	case !ok:
 	case !t.began.IsZero():
 		t.hurry = true
-	case t.place >= 0:
-		t.when = clock()
-		p.due.set(t, t.when)
-		p.ring(t.when)
+	case t.Queued():
+		p.due.Set(t, clock())
+		p.ring(t.When())
 	}
 }
 
@@ -266,46 +264,4 @@ func (p *probes) runOnce(ctx context.Context) {
 	p.launch(ctx)
 	p.mu.Unlock()
 	p.work.Wait()
-}
-
-// schedule is a heap of tasks by the time at which they are due.
-type schedule []*task
-
-func (q schedule) Len() int           { return len(q) }
-func (q schedule) Less(i, j int) bool { return q[i].when.Before(q[j].when) }
-func (q schedule) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].place, q[j].place = i, j
-}
-
-// Push is for container/heap.
-func (q *schedule) Push(x any) {
-	t := x.(*task)
-	t.place = len(*q)
-	*q = append(*q, t)
-}
-
-// Pop is for container/heap.
-func (q *schedule) Pop() any {
-	old := *q
-	t := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	t.place = -1
-	return t
-}
-
-func (q *schedule) set(t *task, when time.Time) {
-	t.when = when
-	if t.place >= 0 {
-		heap.Fix(q, t.place)
-		return
-	}
-	heap.Push(q, t)
-}
-
-func (q *schedule) remove(t *task) {
-	if t.place >= 0 {
-		heap.Remove(q, t.place)
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shunt-net/shunt/internal/edge"
+	"github.com/shunt-net/shunt/internal/run"
 )
 
 // crew are candidates that the probes ask; what they do is up to the test.
@@ -70,7 +71,7 @@ func (c *crew) times(k edge.Key) []time.Duration {
 // silentFor answers nothing for so long.
 func silentFor(d time.Duration) func(context.Context) edge.Answer {
 	return func(ctx context.Context) edge.Answer {
-		pause(ctx, d)
+		_ = run.Pause(ctx, d)
 		return edge.Answer{Outcome: edge.Miss}
 	}
 }

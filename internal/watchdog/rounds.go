@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/shunt-net/shunt/internal/edge"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
 
@@ -21,7 +22,7 @@ func (w *Watchdog) rounds(ctx, bound context.Context) {
 		if ctx.Err() == nil {
 			w.clerk.trouble("egress", err)
 		}
-		if !pause(bound, w.o.Interval-clock().Sub(began)) {
+		if run.Pause(bound, w.o.Interval-clock().Sub(began)) != nil {
 			return
 		}
 	}

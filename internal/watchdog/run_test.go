@@ -13,6 +13,7 @@ import (
 
 	"github.com/shunt-net/shunt/internal/edge"
 	"github.com/shunt-net/shunt/internal/journal"
+	"github.com/shunt-net/shunt/internal/run"
 	"github.com/shunt-net/shunt/internal/state"
 	"github.com/shunt-net/shunt/internal/tripwire"
 )
@@ -213,7 +214,7 @@ func TestParityIsComparedAtItsOwnPace(t *testing.T) {
 		var times atomic.Int64
 		s.o.Edge.Parity = func(ctx context.Context, g edge.ParityGroup) edge.Parity {
 			n := times.Add(1)
-			pause(ctx, 5*time.Second) // a slow member
+			_ = run.Pause(ctx, 5*time.Second) // a slow member
 			return edge.Parity{At: time.Now().Unix(), Equal: n < 3, Hashes: map[string]string{"a": "1", "b": "2"}}
 		}
 		s.words["a"] = []tripwire.Verdict{dead()}

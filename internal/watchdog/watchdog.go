@@ -277,21 +277,6 @@ func (w *Watchdog) tell(e Event) {
 	}
 }
 
-// pause sleeps, and reports that ctx did not end.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // clock is read where durations are measured, never to decide what day it is.
 func clock() time.Time {
 	return time.Now() //nolint:forbidigo // measures durations: intervals, delays, the run's own life
