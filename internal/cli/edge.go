@@ -3,11 +3,9 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -170,21 +168,9 @@ func (a *app) runEdge(ctx context.Context, command string, o planFlags, pass edg
 		return a.replayEdge(command, o)
 	}
 	ctx = a.withPoints(ctx)
-	load := a.load
-	if !o.DryRun {
-		load = a.loadOrLastGood
-	}
-	c, err := load(config.SectionEdge)
+	c, err := a.loadToRun(ctx, config.SectionEdge, !o.DryRun, hasServices)
 	if err != nil {
 		return err
-	}
-	if err := hasServices(c); err != nil {
-		return err
-	}
-	if !o.DryRun {
-		if err := a.keepConfig(ctx, c, config.SectionEdge); err != nil {
-			return err
-		}
 	}
 	e, err := a.openEdge(c, "edge "+command, !o.DryRun)
 	if err != nil {
@@ -196,7 +182,7 @@ func (a *app) runEdge(ctx context.Context, command string, o planFlags, pass edg
 	alerts.close(ctx)
 	err = errors.Join(err, e.Close())
 	if o.Record != "" && out.Input.Command != "" {
-		err = errors.Join(err, recordEdge(ctx, o.Record, out.Input))
+		err = errors.Join(err, writeInput(ctx, o.Record, out.Input))
 	}
 	if err != nil {
 		return edgeError(err)
@@ -262,25 +248,10 @@ func (a *app) edgeOutcome(o planFlags, out edge.Result) error {
 	return nil
 }
 
-func recordEdge(ctx context.Context, path string, in edge.Input) error {
-	b, err := json.MarshalIndent(in, "", " ")
-	if err == nil {
-		err = state.WriteFile(ctx, path, append(b, '\n'), 0o600)
-	}
-	if err != nil {
-		return fmt.Errorf("recording the input: %w", err)
-	}
-	return nil
-}
-
 func (a *app) replayEdge(command string, o planFlags) error {
-	b, err := os.ReadFile(o.Input)
+	in, err := readInput[edge.Input](o.Input)
 	if err != nil {
-		return &exitError{Code: exitConfig, Err: err, Hint: "--record-input writes such a file"}
-	}
-	var in edge.Input
-	if err := json.Unmarshal(b, &in); err != nil {
-		return &exitError{Code: exitConfig, Err: fmt.Errorf("%s: %w", o.Input, err), Hint: "--record-input writes such a file"}
+		return err
 	}
 	if in.Command != command {
 		return usageError(fmt.Sprintf("use `shunt edge %s --dry-run --input %s`", in.Command, o.Input),

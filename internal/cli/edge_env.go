@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -17,7 +16,6 @@ import (
 	"github.com/shunt-net/shunt/internal/host"
 	"github.com/shunt-net/shunt/internal/knock"
 	"github.com/shunt-net/shunt/internal/nft"
-	"github.com/shunt-net/shunt/internal/state"
 )
 
 // edgeEnv joins the domain to the real world. The caller closes it.
@@ -32,14 +30,7 @@ type edgeEnv struct {
 func (a *app) openEdge(c config.Config, command string, write bool) (*edgeEnv, error) {
 	e := &edgeEnv{flows: flow.New()}
 	var err error
-	if write {
-		e.State, err = state.Open(c.StateDir)
-	} else if e.State, err = state.OpenRead(c.StateDir); errors.Is(err, fs.ErrNotExist) {
-		if e.temp, err = os.MkdirTemp("", "shunt-state-"); err == nil {
-			e.State, err = state.Open(e.temp)
-		}
-	}
-	if err != nil {
+	if e.State, e.temp, err = openState(c.StateDir, write); err != nil {
 		return nil, err
 	}
 	if e.Node, err = nodeName(c.Edge); err != nil {

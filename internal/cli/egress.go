@@ -69,18 +69,9 @@ func (a *app) runPass(ctx context.Context, command string, o planFlags, pass pas
 		return a.replay(command, o)
 	}
 	ctx = a.withPoints(ctx)
-	load := a.load
-	if !o.DryRun {
-		load = a.loadOrLastGood
-	}
-	c, err := load(config.SectionEgress)
+	c, err := a.loadToRun(ctx, config.SectionEgress, !o.DryRun, nil)
 	if err != nil {
 		return err
-	}
-	if !o.DryRun {
-		if err := a.keepConfig(ctx, c, config.SectionEgress); err != nil {
-			return err
-		}
 	}
 	e, err := a.openEgress(ctx, c, "egress "+command, !o.DryRun)
 	if err != nil {
@@ -98,7 +89,7 @@ func (a *app) runPass(ctx context.Context, command string, o planFlags, pass pas
 }
 
 func (a *app) replay(command string, o planFlags) error {
-	in, err := readInput(o.Input)
+	in, err := readInput[egress.Input](o.Input)
 	if err != nil {
 		return err
 	}

@@ -47,14 +47,7 @@ type egressEnv struct {
 func (a *app) openEgress(ctx context.Context, c config.Config, command string, write bool) (*egressEnv, error) {
 	e := &egressEnv{plane: plane.New(), log: a.Log}
 	var err error
-	if write {
-		e.State, err = state.Open(c.StateDir)
-	} else if e.State, err = state.OpenRead(c.StateDir); errors.Is(err, fs.ErrNotExist) {
-		if e.temp, err = os.MkdirTemp("", "shunt-state-"); err == nil {
-			e.State, err = state.Open(e.temp)
-		}
-	}
-	if err != nil {
+	if e.State, e.temp, err = openState(c.StateDir, write); err != nil {
 		return nil, err
 	}
 	salt, err := fingerprintSalt(ctx, e.State)
@@ -79,6 +72,22 @@ func (a *app) openEgress(ctx context.Context, c config.Config, command string, w
 		e.alerts.mode(ev, a.Now())
 	}
 	return e, nil
+}
+
+// openState opens the state folder, for reading only where nothing is to be written. A look on
+// a machine that has none yet gets an empty one of its own, temp, which the caller removes.
+func openState(path string, write bool) (d *state.Dir, temp string, err error) {
+	if write {
+		d, err = state.Open(path)
+		return d, "", err
+	}
+	if d, err = state.OpenRead(path); !errors.Is(err, fs.ErrNotExist) {
+		return d, "", err
+	}
+	if temp, err = os.MkdirTemp("", "shunt-state-"); err == nil {
+		d, err = state.Open(temp)
+	}
+	return d, temp, err
 }
 
 // fingerprintSalt is that of the state folder: runs compare fingerprints that others of

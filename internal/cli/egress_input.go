@@ -29,6 +29,11 @@ func (a *app) record(ctx context.Context, path string, in egress.Input) error {
 			s.Command = []string{s.Command[0], "(hidden)"}
 		}
 	}
+	return writeInput(ctx, path, in)
+}
+
+// writeInput writes an input that holds no secret.
+func writeInput(ctx context.Context, path string, in any) error {
 	b, err := json.MarshalIndent(in, "", " ")
 	if err != nil {
 		return fmt.Errorf("recording the input: %w", err)
@@ -52,9 +57,9 @@ func redactURL(s string) string {
 }
 
 // readInput reads a recorded input; a fault of it is a bad configuration, with its line.
-func readInput(path string) (egress.Input, error) {
-	var in egress.Input
-	bad := func(err error, hint string) (egress.Input, error) {
+func readInput[T any](path string) (T, error) {
+	var in T
+	bad := func(err error, hint string) (T, error) {
 		return in, &exitError{Code: exitConfig, Err: err, Hint: hint}
 	}
 	f, err := os.Open(path)
@@ -74,7 +79,7 @@ func readInput(path string) (egress.Input, error) {
 			at = int64(len(b))
 		}
 		line := 1 + bytes.Count(b[:min(at, int64(len(b)))], []byte("\n"))
-		return bad(fmt.Errorf("%s:%d: recorded input: %w", path, line, err), "it is written by --record-input; was it cut or edited?")
+		return bad(fmt.Errorf("%s:%d: recorded input: %w", path, line, err), "--record-input writes such a file; was it cut or edited?")
 	}
 	return in, nil
 }

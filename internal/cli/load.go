@@ -37,6 +37,24 @@ func (a *app) loadOrLastGood(sections ...string) (config.Config, error) {
 	return a.loadWith(o)
 }
 
+// loadToRun is load for a pass. One that acts takes the last good configuration where it must,
+// and keeps one that passes for later runs. fit refuses what no such pass can work with; nil
+// = anything.
+func (a *app) loadToRun(ctx context.Context, section string, acts bool, fit func(config.Config) error) (config.Config, error) {
+	load := a.load
+	if acts {
+		load = a.loadOrLastGood
+	}
+	c, err := load(section)
+	if err == nil && fit != nil {
+		err = fit(c)
+	}
+	if err == nil && acts {
+		err = a.keepConfig(ctx, c, section)
+	}
+	return c, err
+}
+
 func (a *app) loadWith(o config.Options) (config.Config, error) {
 	// A long file is a tree of many small parts that all live until it is read: collecting
 	// garbage meanwhile takes a third of the time and finds none.

@@ -129,11 +129,8 @@ func (w *watching) open(ctx context.Context, c config.Config) error {
 }
 
 func (w *watching) openEdge(ctx context.Context) error {
-	c, err := w.loadOrLastGood(config.SectionEdge)
+	c, err := w.loadToRun(ctx, config.SectionEdge, true, nil)
 	if err != nil {
-		return err
-	}
-	if err := w.keepConfig(ctx, c, config.SectionEdge); err != nil {
 		return err
 	}
 	e, err := w.app.openEdge(c, "watchdog", true)
@@ -147,11 +144,8 @@ func (w *watching) openEdge(ctx context.Context) error {
 }
 
 func (w *watching) openEgress(ctx context.Context) error {
-	c, err := w.loadOrLastGood(config.SectionEgress)
+	c, err := w.loadToRun(ctx, config.SectionEgress, true, nil)
 	if err != nil {
-		return err
-	}
-	if err := w.keepConfig(ctx, c, config.SectionEgress); err != nil {
 		return err
 	}
 	e, err := w.app.openEgress(ctx, c, "watchdog", true)

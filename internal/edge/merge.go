@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shunt-net/shunt/internal/run"
+	"github.com/shunt-net/shunt/internal/state"
 )
 
 // Several processes remember at once: a run writes the difference that it made, onto what
@@ -18,9 +19,9 @@ import (
 // counts, and what an operator had forgotten stays forgotten.
 func merge(m, was, next Memory) Memory {
 	m = m.clone()
-	carry(m.Resets, was.Resets, next.Resets)
-	carry(m.Alerts, was.Alerts, next.Alerts)
-	carry(m.Doubts, was.Doubts, next.Doubts)
+	state.Carry(m.Resets, was.Resets, next.Resets)
+	state.Carry(m.Alerts, was.Alerts, next.Alerts)
+	state.Carry(m.Doubts, was.Doubts, next.Doubts)
 	for name, p := range next.Parity {
 		if have, ok := m.Parity[name]; !ok || p.At >= have.At {
 			m.Parity[name] = p
@@ -120,20 +121,6 @@ func mergeTargets(have, was, next []Target) []Target {
 		return a.Family - b.Family
 	})
 	return list
-}
-
-// carry applies the difference of two maps to a third.
-func carry[K comparable, V comparable](to, was, next map[K]V) {
-	for k, v := range next {
-		if old, ok := was[k]; !ok || old != v {
-			to[k] = v
-		}
-	}
-	for k := range was {
-		if _, ok := next[k]; !ok {
-			delete(to, k)
-		}
-	}
 }
 
 // askedEvery is how old the times of answers on the disk may become when nothing else changes.

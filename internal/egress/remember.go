@@ -5,6 +5,8 @@ import (
 	"iter"
 	"maps"
 	"reflect"
+
+	"github.com/shunt-net/shunt/internal/state"
 )
 
 // remember writes what the plan says the next run must know, onto what other runs wrote
@@ -23,10 +25,10 @@ func (p *pass) remember(ctx context.Context) error {
 				m.Lanes[lane] = mem
 			}
 		}
-		apply(m.Lends, was.Lends, next.Lends)
-		apply(m.Holds, was.Holds, next.Holds)
-		apply(m.Failures, was.Failures, next.Failures)
-		apply(m.PoolSeqs, was.PoolSeqs, next.PoolSeqs)
+		state.Carry(m.Lends, was.Lends, next.Lends)
+		state.Carry(m.Holds, was.Holds, next.Holds)
+		state.Carry(m.Failures, was.Failures, next.Failures)
+		state.Carry(m.PoolSeqs, was.PoolSeqs, next.PoolSeqs)
 		if next.UplinkDown != was.UplinkDown {
 			m.UplinkDown, m.UplinkSince = next.UplinkDown, next.UplinkSince
 		}
@@ -67,20 +69,6 @@ func worthWriting(was, next Memory) bool {
 		return m
 	}
 	return !reflect.DeepEqual(quiet(was), quiet(next))
-}
-
-// apply carries the difference of two maps over to a third.
-func apply[K comparable, V comparable](to, was, next map[K]V) {
-	for k, v := range next {
-		if old, ok := was[k]; !ok || old != v {
-			to[k] = v
-		}
-	}
-	for k := range was {
-		if _, ok := next[k]; !ok {
-			delete(to, k)
-		}
-	}
 }
 
 // prune bounds the maps that grow with time.

@@ -43,15 +43,9 @@ const lockPoll = 5 * time.Millisecond
 //
 // The file locks/NAME.lock is permanent: removing one that is held would make two holders.
 func (d *Dir) Lock(ctx context.Context, name, holder string, wait time.Duration) (*Lock, error) {
-	if d.readOnly {
-		return nil, fmt.Errorf("lock %s: %w", name, ErrReadOnly)
-	}
-	path, err := d.lockPath(name)
+	path, err := d.lockable(ctx, name)
 	if err != nil {
 		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}
 	bound, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -73,6 +67,21 @@ func (d *Dir) Lock(ctx context.Context, name, holder string, wait time.Duration)
 		case <-time.After(lockPoll):
 		}
 	}
+}
+
+// lockable is the path of a lock that can be taken now.
+func (d *Dir) lockable(ctx context.Context, name string) (string, error) {
+	if d.readOnly {
+		return "", fmt.Errorf("lock %s: %w", name, ErrReadOnly)
+	}
+	path, err := d.lockPath(name)
+	if err != nil {
+		return "", err
+	}
+	if err := ctx.Err(); err != nil {
+		return "", fmt.Errorf("lock %s: %w", name, err)
+	}
+	return path, nil
 }
 
 // tryLock returns nil without an error when someone else holds the lock.

@@ -19,15 +19,9 @@ import (
 // The kernel offers no way to call a waiter back. One whose ctx has ended stays behind as a
 // sleeping thread; when its turn comes it lets go at once and is gone.
 func (d *Dir) Wait(ctx context.Context, name, holder string) (*Lock, error) {
-	if d.readOnly {
-		return nil, fmt.Errorf("lock %s: %w", name, ErrReadOnly)
-	}
-	path, err := d.lockPath(name)
+	path, err := d.lockable(ctx, name)
 	if err != nil {
 		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}
 	taken := make(chan waited)
 	go func() {
