@@ -360,7 +360,7 @@ func (x *explorer) judge(n node, o ModeObservation, t truth, next ModeState, act
 		x.fail("4 users and recovery never move in one step", n, o, acts)
 	}
 	quiet := n.attempt == "" && !o.Refreshing && !o.Attempting && o.Ended == nil && o.Placed == nil && !n.rebuild
-	if isDirect(n.mode) && n.declared && !n.refreshed && quiet && o.Uplink && !n.tried && !did[ActRefresh] && !did[ActLeave] {
+	if isDirect(n.mode) && n.declared && (!n.refreshed || o.Exhausted) && quiet && o.Uplink && !n.tried && !did[ActRefresh] && !did[ActLeave] {
 		x.fail("3 recovery never stops because users are direct", n, o, acts)
 	}
 	if o.Astray && !did[ActDirect] && !did[ActLeave] {

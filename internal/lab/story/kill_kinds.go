@@ -248,14 +248,7 @@ func (k *killer) drifts(ctx context.Context) error {
 
 // boots takes the whole user plane away. Nothing guards users then, so none sends.
 func (k *killer) boots(ctx context.Context) error {
-	if err := k.w.Shunt(ctx, "egress", "plane", "--remove").Err(); err != nil {
-		return err
-	}
-	// After a boot no connection of an earlier run is there, of which late answers come.
-	sleep(ctx, 50*time.Millisecond)
-	var err error
-	k.base, err = k.w.Uplink()
-	return err
+	return k.w.Shunt(ctx, "egress", "plane", "--remove").Err()
 }
 
 // killedMove leaves a swap half done, so that the run that is killed next is the one that

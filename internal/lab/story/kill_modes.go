@@ -291,6 +291,7 @@ func (k *killer) heard(ctx context.Context, l leg) error {
 		}
 	}
 	f := &findings{}
+	k.checkInstant(f)
 	if k.checkModes(l, f); len(f.list) > 0 {
 		return fmt.Errorf("ordered again: %v", f.list)
 	}
