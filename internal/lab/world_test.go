@@ -23,8 +23,6 @@ import (
 	"github.com/shunt-net/shunt/internal/lane"
 )
 
-const inside = "SHUNT_LAB_TEST"
-
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == cage.Arg:
@@ -54,22 +52,7 @@ func TestMain(m *testing.M) {
 // isInside runs the test again inside a cage and returns false, or is true there.
 func isInside(t *testing.T) bool {
 	t.Helper()
-	if os.Getenv(inside) == t.Name() {
-		return true
-	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes namespaces")
-	}
-	var out bytes.Buffer
-	code, err := cage.Enter(t.Context(), cage.Options{
-		Command: []string{"/proc/self/exe", "-test.v", "-test.run=^" + t.Name() + "$", "-test.timeout=5m"}, Temp: t.TempDir(),
-		Env: []string{inside + "=" + t.Name(), "PATH=" + os.Getenv("PATH")}, Stdout: &out, Stderr: &out,
-	})
-	if err != nil || code != 0 {
-		t.Fatalf("inside: exit code %d, %v\n%s", code, err, out.String())
-	}
-	t.Logf("\n%s", out.String())
-	return false
+	return cage.Inside(t, 5*time.Minute)
 }
 
 // build makes a world for a test that is inside a cage. The services of lanes begin with

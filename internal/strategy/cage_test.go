@@ -23,8 +23,6 @@ import (
 	"github.com/shunt-net/shunt/internal/tunnel"
 )
 
-const inside = "SHUNT_STRATEGY_TEST"
-
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == cage.Arg:
@@ -102,22 +100,7 @@ func get(ctx context.Context, way dial.Func, url string) (first time.Time, err e
 // isInside runs the test again inside a cage and returns false, or is true there.
 func isInside(t *testing.T) bool {
 	t.Helper()
-	if os.Getenv(inside) == t.Name() {
-		return true
-	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes namespaces")
-	}
-	var out bytes.Buffer
-	code, err := cage.Enter(t.Context(), cage.Options{
-		Command: []string{"/proc/self/exe", "-test.v", "-test.run=^" + t.Name() + "$", "-test.timeout=2m"}, Temp: t.TempDir(),
-		Env: []string{inside + "=" + t.Name(), "PATH=" + os.Getenv("PATH")}, Stdout: &out, Stderr: &out,
-	})
-	if err != nil || code != 0 {
-		t.Fatalf("inside: exit code %d, %v\n%s", code, err, out.String())
-	}
-	t.Logf("\n%s", out.String())
-	return false
+	return cage.Inside(t, 2*time.Minute)
 }
 
 func world(t *testing.T) *lab.World {

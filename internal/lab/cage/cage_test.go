@@ -334,19 +334,7 @@ func root(t *testing.T) {
 // isInside runs the test again inside a cage and returns false, or is true there.
 func isInside(t *testing.T) bool {
 	t.Helper()
-	if os.Getenv(inside) == t.Name() {
-		return true
-	}
-	root(t)
-	var out bytes.Buffer
-	code, err := cage.Enter(t.Context(), cage.Options{
-		Command: []string{"/proc/self/exe", "-test.v", "-test.run=^" + t.Name() + "$", "-test.timeout=1m"}, Temp: t.TempDir(),
-		Env: []string{inside + "=" + t.Name(), "PATH=" + os.Getenv("PATH")}, Stdout: &out, Stderr: &out,
-	})
-	if err != nil || code != 0 {
-		t.Fatalf("inside: exit code %d, %v\n%s", code, err, out.String())
-	}
-	return false
+	return cage.Inside(t, time.Minute)
 }
 
 func run(t *testing.T, args ...string) {

@@ -29,14 +29,11 @@ func drainScenario() lab.Scenario {
 }
 
 func playDrain(ctx context.Context, e *lab.Env) error {
-	s, done, err := open(ctx, e, edgeworld.Options{}, backend.Options{}, edgeworld.Config{Service: service(edgeworld.Settings{"reset_dead": true})})
+	s, done, err := openWatched(ctx, e, edgeworld.Options{}, backend.Options{}, edgeworld.Config{Service: service(edgeworld.Settings{"reset_dead": true})})
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := s.watch(); err != nil {
-		return err
-	}
 	first, err := s.calm(ctx, true)
 	if err != nil {
 		return err
@@ -64,14 +61,14 @@ func playDrain(ctx context.Context, e *lab.Env) error {
 	if err := s.watch(); err != nil { // the hold outlasts it
 		return err
 	}
-	sleep(ctx, 1500*time.Millisecond)
+	lab.Sleep(ctx, 1500*time.Millisecond)
 	st, _, err := look(ctx, s.r)
 	if err != nil {
 		return err
 	}
 	e.Want(st.state(first.Name) == "held", "after a restart of the watchdog %s is %q, want held", first.Name, st.state(first.Name))
 	e.Want(echoes(flow), "the connection that was open is cut")
-	err = await(ctx, 8*time.Second, "the end of the drain", func() bool {
+	err = lab.Await(ctx, 8*time.Second, "the end of the drain", func() bool {
 		st, _, err := look(ctx, s.r)
 		return err == nil && st.state(first.Name) == "up"
 	})
@@ -160,7 +157,7 @@ func playIdle(ctx context.Context, e *lab.Env) error {
 		if i > 0 {
 			for _, b := range s.w.Backends {
 				b.Kill()
-				_ = await(ctx, 5*time.Second, "its end", func() bool { return !b.Alive() })
+				_ = lab.Await(ctx, 5*time.Second, "its end", func() bool { return !b.Alive() })
 			}
 			if err := serve(ctx, s.w, k); err != nil {
 				return err
@@ -170,7 +167,7 @@ func playIdle(ctx context.Context, e *lab.Env) error {
 		if k.Recycle > 0 {
 			name = fmt.Sprintf("recycling each %s", k.Recycle)
 		}
-		if err := s.quiet(ctx, name, func() { sleep(ctx, e.Duration("time")) }); err != nil {
+		if err := s.quiet(ctx, name, func() { lab.Sleep(ctx, e.Duration("time")) }); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -227,9 +224,9 @@ func playStarved(ctx context.Context, e *lab.Env) error {
 	err = s.quiet(ctx, "frozen", func() {
 		for range 3 {
 			_ = unix.Kill(s.wd.Pid(), unix.SIGSTOP)
-			sleep(ctx, e.Duration("frozen")/3)
+			lab.Sleep(ctx, e.Duration("frozen")/3)
 			_ = unix.Kill(s.wd.Pid(), unix.SIGCONT)
-			sleep(ctx, time.Second)
+			lab.Sleep(ctx, time.Second)
 		}
 	})
 	if err != nil {
@@ -242,7 +239,7 @@ func playStarved(ctx context.Context, e *lab.Env) error {
 			go func() { _ = exec.CommandContext(burning, "sh", "-c", "while :; do :; done").Run() }()
 		}
 		<-burning.Done()
-		sleep(ctx, time.Second)
+		lab.Sleep(ctx, time.Second)
 	})
 }
 
@@ -280,17 +277,14 @@ func playHandover(ctx context.Context, e *lab.Env) error {
 			case next <- time.Now().Add(handoverLife):
 			default:
 			}
-			sleep(loop, handoverLife-handoverLead)
+			lab.Sleep(loop, handoverLife-handoverLead)
 		}
 	}()
 	var gaps []gap.Gap
 	n := e.Int("deaths")
 	most := 0
 	for i := 0; i < n; i++ {
-		if err := heal(ctx, s.w); err != nil {
-			return err
-		}
-		victim, err := s.calm(ctx, true)
+		victim, err := s.nextVictim(ctx)
 		if err != nil {
 			return err
 		}

@@ -60,9 +60,9 @@ func (d death) play(ctx context.Context, w *edgeworld.World) (seen, error) {
 		return seen{}, fmt.Errorf("before the death of %s: %w", d.victim.Name, err)
 	}
 	if d.at.IsZero() {
-		sleep(ctx, spread(d.phase))
+		lab.Sleep(ctx, spread(d.phase))
 	} else {
-		sleep(ctx, time.Until(d.at))
+		lab.Sleep(ctx, time.Until(d.at))
 	}
 	died, err := d.kill()
 	if err != nil {
@@ -152,30 +152,6 @@ func newWorld(ctx context.Context, e *lab.Env, o edgeworld.Options) (*edgeworld.
 			e.Problem("taking the world down: %v", err)
 		}
 	}, nil
-}
-
-// sleep waits, or less when ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
-// await polls until f is true, for at most d.
-func await(ctx context.Context, d time.Duration, what string, f func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	t := time.NewTicker(10 * time.Millisecond)
-	defer t.Stop()
-	for !f() {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s did not happen within %s", what, d)
-		case <-t.C:
-		}
-	}
-	return nil
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -36,15 +36,12 @@ func deathScenario() lab.Scenario {
 
 func playDeath(ctx context.Context, e *lab.Env) error {
 	n := e.Int("replicas")
-	s, done, err := open(ctx, e, edgeworld.Options{Replicas: n, Delay: e.Duration("transport-delay")}, backend.Options{},
+	s, done, err := openWatched(ctx, e, edgeworld.Options{Replicas: n, Delay: e.Duration("transport-delay")}, backend.Options{},
 		edgeworld.Config{Service: service(edgeworld.Settings{"on_hint": e.Flag("on-hint")})})
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := s.watch(); err != nil {
-		return err
-	}
 	var gaps []gap.Gap
 	var all []float64
 	for i, again := 0, 0; i < e.Int("deaths"); i++ {
@@ -84,10 +81,7 @@ func playDeath(ctx context.Context, e *lab.Env) error {
 
 // oneDeath kills who answers and returns what clients saw, and when the last table had moved.
 func (s *stage) oneDeath(ctx context.Context) (seen, time.Duration, error) {
-	if err := heal(ctx, s.w); err != nil {
-		return seen{}, 0, err
-	}
-	victim, err := s.calm(ctx, true)
+	victim, err := s.nextVictim(ctx)
 	if err != nil {
 		return seen{}, 0, err
 	}
@@ -117,7 +111,7 @@ func (s *stage) allMoved(ctx context.Context, victim *edgeworld.Backend) time.Ti
 			a := leads(r.NS)
 			return a.IsValid() && a != victim.Addr4
 		})
-		sleep(ctx, 2*time.Millisecond)
+		lab.Sleep(ctx, 2*time.Millisecond)
 	}
 	return time.Now()
 }
@@ -184,10 +178,7 @@ func (s *stage) hostDeaths(ctx context.Context, name string, n int, probe edgewo
 	defer s.wd.Stop()
 	var out []gap.Gap
 	for i := range n {
-		if err := heal(ctx, s.w); err != nil {
-			return nil, err
-		}
-		victim, err := s.calm(ctx, true)
+		victim, err := s.nextVictim(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("%s, death %d: %w", name, i+1, err)
 		}

@@ -37,21 +37,15 @@ func udpScenario() lab.Scenario {
 const udpMove = 300 * time.Millisecond
 
 func playUDP(ctx context.Context, e *lab.Env) error {
-	s, done, err := open(ctx, e, edgeworld.Options{}, backend.Options{UDP: true}, edgeworld.Config{
+	s, done, err := openWatched(ctx, e, edgeworld.Options{}, backend.Options{UDP: true}, edgeworld.Config{
 		Service: edgeworld.Settings{"protocols": []string{"tcp", "udp"}}, Probe: probes("200ms", "100ms"),
 	})
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := s.watch(); err != nil {
-		return err
-	}
 	for i := range e.Int("deaths") {
-		if err := heal(ctx, s.w); err != nil {
-			return err
-		}
-		victim, err := s.calm(ctx, true)
+		victim, err := s.nextVictim(ctx)
 		if err != nil {
 			return err
 		}
@@ -74,14 +68,14 @@ func (s *stage) oneUDP(ctx context.Context, victim *edgeworld.Backend, asHost bo
 	go func() {
 		for sending.Err() == nil {
 			_, _ = c.Write([]byte("hello"))
-			sleep(sending, 50*time.Millisecond)
+			lab.Sleep(sending, 50*time.Millisecond)
 		}
 	}()
-	if err := await(ctx, 3*time.Second, "an answer of "+victim.Name, func() bool { return !heard.first(victim.Name).IsZero() }); err != nil {
+	if err := lab.Await(ctx, 3*time.Second, "an answer of "+victim.Name, func() bool { return !heard.first(victim.Name).IsZero() }); err != nil {
 		return err
 	}
 	s.Control("answered_before", 1, true)
-	sleep(ctx, spread(100*time.Millisecond))
+	lab.Sleep(ctx, spread(100*time.Millisecond))
 	d := death{how: process, victim: victim}
 	if asHost {
 		d.how = host
@@ -95,7 +89,7 @@ func (s *stage) oneUDP(ctx context.Context, victim *edgeworld.Backend, asHost bo
 		return err
 	}
 	other := others(s.w, victim)[0]
-	if err := await(ctx, 5*time.Second, "an answer of "+other, func() bool { return !heard.first(other).IsZero() }); err != nil {
+	if err := lab.Await(ctx, 5*time.Second, "an answer of "+other, func() bool { return !heard.first(other).IsZero() }); err != nil {
 		s.Problem("the socket never moved: %v", err)
 		return nil
 	}
@@ -154,20 +148,14 @@ func halfOpenScenario() lab.Scenario {
 const retransmit = 1300 * time.Millisecond
 
 func playHalfOpen(ctx context.Context, e *lab.Env) error {
-	s, done, err := open(ctx, e, edgeworld.Options{}, backend.Options{}, edgeworld.Config{Service: service(nil), Probe: probes("250ms", "150ms")})
+	s, done, err := openWatched(ctx, e, edgeworld.Options{}, backend.Options{}, edgeworld.Config{Service: service(nil), Probe: probes("250ms", "150ms")})
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := s.watch(); err != nil {
-		return err
-	}
 	late := 0
 	for i := range e.Int("deaths") {
-		if err := heal(ctx, s.w); err != nil {
-			return err
-		}
-		victim, err := s.calm(ctx, true)
+		victim, err := s.nextVictim(ctx)
 		if err != nil {
 			return err
 		}
@@ -257,10 +245,10 @@ func (s *stage) oneReset(ctx context.Context, victim *edgeworld.Backend, cut boo
 			if _, err := c.Write([]byte("more\n")); err != nil {
 				return
 			}
-			sleep(sending, 100*time.Millisecond)
+			lab.Sleep(sending, 100*time.Millisecond)
 		}
 	}()
-	sleep(ctx, 300*time.Millisecond)
+	lab.Sleep(ctx, 300*time.Millisecond)
 	died := time.Now()
 	if err := victim.Silence(true); err != nil {
 		return err

@@ -132,7 +132,7 @@ func (k *killing) rehearse(ctx context.Context, a act) ([]string, error) {
 	}
 	_ = os.Remove(k.log)
 	if a.name == "death" {
-		sleep(ctx, 5200*time.Millisecond) // no fresh answer of who died
+		lab.Sleep(ctx, 5200*time.Millisecond) // no fresh answer of who died
 	}
 	if r := k.r.Run(ctx, lab.Call{Args: a.args, Env: []string{"SHUNT_KILL_LOG=" + k.log}}); r.Code != 0 {
 		return nil, r.Err()
@@ -166,7 +166,7 @@ func (k *killing) one(ctx context.Context, a act, point string, after time.Durat
 		if err != nil {
 			return nil, err
 		}
-		sleep(ctx, after)
+		lab.Sleep(ctx, after)
 		p.Kill()
 	}
 	want := a.want

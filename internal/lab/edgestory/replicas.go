@@ -20,14 +20,11 @@ func replicasScenario() lab.Scenario {
 }
 
 func playReplicas(ctx context.Context, e *lab.Env) error {
-	s, done, err := open(ctx, e, edgeworld.Options{Replicas: 3}, backend.Options{}, edgeworld.Config{Service: service(edgeworld.Settings{"nodes": true})})
+	s, done, err := openWatched(ctx, e, edgeworld.Options{Replicas: 3}, backend.Options{}, edgeworld.Config{Service: service(edgeworld.Settings{"nodes": true})})
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := s.watch(); err != nil {
-		return err
-	}
 	victim, err := s.calm(ctx, true)
 	if err != nil {
 		return err
@@ -52,7 +49,7 @@ func playReplicas(ctx context.Context, e *lab.Env) error {
 	e.MS("gap", g.Gap.Gap)
 	e.Want(millis(g.Gap.Gap) <= replicaMedian, "with a replica away the gap was %.1f ms, bound %d", millis(g.Gap.Gap), replicaMedian)
 	near := s.w.Replicas[1]
-	err = await(ctx, 2*time.Second, "the move of "+near.Name, func() bool { return leads(near.NS) != victim.Addr4 })
+	err = lab.Await(ctx, 2*time.Second, "the move of "+near.Name, func() bool { return leads(near.NS) != victim.Addr4 })
 	e.Want(err == nil, "%v", err)
 	e.Want(leads(far.NS) == victim.Addr4, "%s was moved though it could not be reached", far.Name)
 	st, code, err := look(ctx, s.r)
@@ -66,7 +63,7 @@ func playReplicas(ctx context.Context, e *lab.Env) error {
 
 // agreed waits until every table leads to one backend.
 func (s *stage) agreed(ctx context.Context, to *edgeworld.Backend) error {
-	return await(ctx, 10*time.Second, "agreement", func() bool {
+	return lab.Await(ctx, 10*time.Second, "agreement", func() bool {
 		for _, r := range s.w.Replicas {
 			if leads(r.NS) != to.Addr4 {
 				return false
@@ -168,14 +165,11 @@ func recoveryScenario() lab.Scenario {
 }
 
 func playRecovery(ctx context.Context, e *lab.Env) error {
-	s, done, err := open(ctx, e, edgeworld.Options{Replicas: 2}, backend.Options{}, edgeworld.Config{Service: service(edgeworld.Settings{"nodes": true})})
+	s, done, err := openWatched(ctx, e, edgeworld.Options{Replicas: 2}, backend.Options{}, edgeworld.Config{Service: service(edgeworld.Settings{"nodes": true})})
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := s.watch(); err != nil {
-		return err
-	}
 	victim, err := s.calm(ctx, true)
 	if err != nil {
 		return err
@@ -192,7 +186,7 @@ func playRecovery(ctx context.Context, e *lab.Env) error {
 	if err != nil {
 		return err
 	}
-	sleep(ctx, 3*time.Second)
+	lab.Sleep(ctx, 3*time.Second)
 	moves := len(events(s.r, "move", back))
 	e.Count("moves", moves)
 	e.Want(moves == 0 && other != victim, "%s came back, and there were %d moves", victim.Name, moves)
@@ -206,7 +200,7 @@ func (s *stage) withoutWatchdog(ctx context.Context, victim *edgeworld.Backend) 
 	victim.Kill()
 	loop := s.r.Every(ctx, s.Duration("every"), nil, "edge", "retarget")
 	defer loop.Stop()
-	if err := await(ctx, s.Duration("every")+10*time.Second, "the move", func() bool { return leads(s.r.NS) != victim.Addr4 }); err != nil {
+	if err := lab.Await(ctx, s.Duration("every")+10*time.Second, "the move", func() bool { return leads(s.r.NS) != victim.Addr4 }); err != nil {
 		return err
 	}
 	if err := victim.Count(); err != nil {
@@ -214,7 +208,7 @@ func (s *stage) withoutWatchdog(ctx context.Context, victim *edgeworld.Backend) 
 	}
 	cl := gap.Start(ctx, s.w.Client, gap.Options{To: s.w.VIP(4), Every: 20 * time.Millisecond})
 	defer cl.Stop()
-	sleep(ctx, s.Duration("dead"))
+	lab.Sleep(ctx, s.Duration("dead"))
 	n, err := victim.Begun()
 	if err != nil {
 		return err
@@ -228,7 +222,7 @@ func (s *stage) withoutWatchdog(ctx context.Context, victim *edgeworld.Backend) 
 		return err
 	}
 	at := time.Now()
-	err = await(ctx, 30*time.Second+2*s.Duration("every"), "the end of the veto", func() bool {
+	err = lab.Await(ctx, 30*time.Second+2*s.Duration("every"), "the end of the veto", func() bool {
 		st, _, err := look(ctx, s.r)
 		return err == nil && st.state(victim.Name) == "up"
 	})

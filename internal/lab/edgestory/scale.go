@@ -67,12 +67,12 @@ func playScale(ctx context.Context, e *lab.Env) error {
 	if err := s.watch(); err != nil {
 		return err
 	}
-	sleep(ctx, 12*time.Second)
+	lab.Sleep(ctx, 12*time.Second)
 	for range e.Int("times") {
 		if err := s.timed(ctx, "no_change", scaleNoChange, "edge", "retarget"); err != nil {
 			return err
 		}
-		sleep(ctx, time.Second)
+		lab.Sleep(ctx, time.Second)
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func (s *stage) ported(i int) []edgeworld.Settings {
 // oneScale measures a drain of one service's candidate, which moves it, and a run that asks
 // every candidate.
 func (s *stage) oneScale(ctx context.Context, i int) error {
-	sleep(ctx, 5500*time.Millisecond) // answers are no longer fresh
+	lab.Sleep(ctx, 5500*time.Millisecond) // answers are no longer fresh
 	from := time.Now()
 	if err := s.timed(ctx, "drain", scaleRetarget, "edge", "drain", fmt.Sprintf("s%d", i*4), s.w.Backends[0].Name); err != nil {
 		return err

@@ -45,6 +45,19 @@ func open(ctx context.Context, e *lab.Env, wo edgeworld.Options, so backend.Opti
 	return s, done, nil
 }
 
+// openWatched is open with a watchdog at work.
+func openWatched(ctx context.Context, e *lab.Env, wo edgeworld.Options, so backend.Options, c edgeworld.Config) (*stage, func(), error) {
+	s, done, err := open(ctx, e, wo, so, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.watch(); err != nil {
+		done()
+		return nil, nil, err
+	}
+	return s, done, nil
+}
+
 // watch starts a watchdog that lasts as long as the scenario.
 func (s *stage) watch(args ...string) error {
 	p, err := s.r.Start("watchdog", append([]string{"-v", "watchdog", "--for", "1h"}, args...)...)
@@ -123,9 +136,17 @@ func (s *stage) calm(ctx context.Context, tripwire bool) (*edgeworld.Backend, er
 				return b, nil
 			}
 		}
-		sleep(ctx, 50*time.Millisecond)
+		lab.Sleep(ctx, 50*time.Millisecond)
 	}
 	return nil, fmt.Errorf("the service does not become calm: %s", why)
+}
+
+// nextVictim brings back whatever died, waits until all is calm, and returns who serves.
+func (s *stage) nextVictim(ctx context.Context) (*edgeworld.Backend, error) {
+	if err := heal(ctx, s.w); err != nil {
+		return nil, err
+	}
+	return s.calm(ctx, true)
 }
 
 func (s *stage) unready(st status, b *edgeworld.Backend, tripwire bool) string {
@@ -171,7 +192,7 @@ func events(r *edgeworld.Replica, kind string, from time.Time) []event {
 // waitEvent waits for a journal's line of a kind from a time on.
 func (s *stage) waitEvent(ctx context.Context, kind string, from time.Time, d time.Duration) (event, error) {
 	var found event
-	err := await(ctx, d, "an event "+kind, func() bool {
+	err := lab.Await(ctx, d, "an event "+kind, func() bool {
 		if list := events(s.r, kind, from); len(list) > 0 {
 			found = list[0]
 			return true

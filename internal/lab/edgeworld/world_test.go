@@ -21,9 +21,6 @@ import (
 	"github.com/shunt-net/shunt/internal/lab/gap"
 )
 
-// inside is set in the environment of a test that was started again in a cage.
-const inside = "SHUNT_EDGEWORLD_TEST"
-
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == cage.Arg:
@@ -37,22 +34,7 @@ func TestMain(m *testing.M) {
 // isInside runs the test again inside a cage and returns false, or is true there.
 func isInside(t *testing.T) bool {
 	t.Helper()
-	if os.Getenv(inside) == t.Name() {
-		return true
-	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes namespaces")
-	}
-	var out bytes.Buffer
-	code, err := cage.Enter(t.Context(), cage.Options{
-		Command: []string{"/proc/self/exe", "-test.v", "-test.run=^" + t.Name() + "$", "-test.timeout=2m"}, Temp: t.TempDir(),
-		Env: []string{inside + "=" + t.Name(), "PATH=" + os.Getenv("PATH")}, Stdout: &out, Stderr: &out,
-	})
-	if err != nil || code != 0 {
-		t.Fatalf("inside: exit code %d, %v\n%s", code, err, out.String())
-	}
-	t.Logf("\n%s", out.String())
-	return false
+	return cage.Inside(t, 2*time.Minute)
 }
 
 func build(t *testing.T, o edgeworld.Options) *edgeworld.World {

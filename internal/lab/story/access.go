@@ -59,7 +59,7 @@ func outsideControl(e *lab.Env, w *lab.World) error {
 		_, err = c.Write([]byte("which way?"))
 		return err
 	})
-	sleep(context.Background(), 20*time.Millisecond)
+	lab.Sleep(context.Background(), 20*time.Millisecond)
 	site, names, err := o.packets()
 	e.Control("seen_when_asked_plainly", float64(min(site, names)), err == nil && site > 0 && names > 0)
 	return err
@@ -137,7 +137,7 @@ func watchRouting(ctx context.Context, w *lab.World) (*routingWatch, error) {
 		return nil, err
 	}
 	// It has begun once it sees what is not there to stay.
-	err = await(ctx, 5*time.Second, "the watch of rules and routes", func() bool {
+	err = lab.Await(ctx, 5*time.Second, "the watch of rules and routes", func() bool {
 		return r.probe(ctx) == nil && strings.Contains(strings.Join(r.lines(), "\n"), routingProbe)
 	})
 	if err != nil {

@@ -184,7 +184,7 @@ func (s *awgStory) carry(ctx context.Context, i int) error {
 		return fmt.Errorf("%s: %w", t.name, err)
 	}
 	t.steady = call.Began.Add(call.Took)
-	sleep(ctx, s.steady)
+	lab.Sleep(ctx, s.steady)
 	t.ended, t.shaken = time.Now(), x.Counts().Sub(before).Handshakes > 0
 	s.terms = append(s.terms, t)
 	s.e.Say("%s: rebalance %d ms, back after %d ms", t.name, call.Took.Milliseconds(), back.Got.Sub(t.began).Milliseconds())

@@ -84,7 +84,7 @@ func afterDeepLook(ctx context.Context, w *lab.World) error {
 	}
 	for range 2 { // the first may be the one after a swap
 		was := at()
-		if err := await(ctx, 15*time.Second, "a deep look at "+chokeLane, func() bool { return at().After(was) }); err != nil {
+		if err := lab.Await(ctx, 15*time.Second, "a deep look at "+chokeLane, func() bool { return at().After(was) }); err != nil {
 			return err
 		}
 	}
@@ -106,7 +106,7 @@ func choke(ctx context.Context, e *lab.Env, w *lab.World, turn int) error {
 	if err := afterDeepLook(ctx, w); err != nil {
 		return err
 	}
-	sleep(ctx, time.Duration(turn)*5*time.Second/chokeTimes) // the first comes at the worst moment
+	lab.Sleep(ctx, time.Duration(turn)*5*time.Second/chokeTimes) // the first comes at the worst moment
 	x, err := w.Carrying(chokeLane)
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func pingAllTheTime(ctx context.Context, w *lab.World) (out []volley) {
 		})
 		v.ended = time.Now()
 		out = append(out, v)
-		sleep(ctx, 50*time.Millisecond)
+		lab.Sleep(ctx, 50*time.Millisecond)
 	}
 	return out
 }

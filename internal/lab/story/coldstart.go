@@ -185,7 +185,7 @@ func heldBack(ctx context.Context, e *lab.Env, w *lab.World) error {
 	if err := w.Shunt(ctx, "egress", "plane").Err(); err != nil {
 		return err
 	}
-	sleep(ctx, 50*time.Millisecond)
+	lab.Sleep(ctx, 50*time.Millisecond)
 	return nil
 }
 
@@ -204,7 +204,7 @@ func inPool(e *lab.Env, w *lab.World, n int) error {
 func usersBack(ctx context.Context, e *lab.Env, w *lab.World, c *crowd, before lab.Uplink) error {
 	began := time.Now()
 	_ = w.Shunt(ctx, "egress", "rebalance") // what it could not do shows in who serves the users
-	err := await(ctx, time.Minute, "the users' return", func() bool {
+	err := lab.Await(ctx, time.Minute, "the users' return", func() bool {
 		_ = w.Shunt(ctx, "egress", "repair")
 		for _, l := range w.Lanes {
 			if _, err := w.Exit(ctx, l.Name); err != nil {
@@ -235,7 +235,7 @@ func usersInClear(ctx context.Context, w *lab.World, d time.Duration) (int, erro
 	if err != nil {
 		return 0, err
 	}
-	sleep(ctx, d)
+	lab.Sleep(ctx, d)
 	now, err := w.Uplink()
 	if err != nil {
 		return 0, err

@@ -59,7 +59,7 @@ func playDay(ctx context.Context, e *lab.Env) error {
 	if err != nil {
 		return err
 	}
-	sleep(ctx, 2*time.Second+phase())
+	lab.Sleep(ctx, 2*time.Second+phase())
 	dead := lanes[victim]
 	before := dead.Counts()
 	if err := dead.SetFault(server.Silent()); err != nil {
@@ -78,7 +78,7 @@ func playDay(ctx context.Context, e *lab.Env) error {
 	if _, err := awaitEvent(ctx, w, from, 5*time.Second, "the way home", func(ev journal.Event) bool { return ev.Kind == "return" && ev.Object == victim }); err != nil {
 		return err
 	}
-	sleep(ctx, 500*time.Millisecond)
+	lab.Sleep(ctx, 500*time.Millisecond)
 	e.MS("detect", verdict.Time.Sub(died))
 	e.Want(verdict.Time.Sub(died) <= 3*time.Second, "detected after %s, bound 3 s", verdict.Time.Sub(died))
 	e.MS("repair", swap.Time.Sub(verdict.Time))
@@ -182,7 +182,7 @@ func (s streams) judge(e *lab.Env, verdict time.Time) {
 // evening shows that the dead endpoint, alive again, is not offered by a pool whose tests
 // began before its failure, though the file is newer, and is by a fresh one.
 func evening(ctx context.Context, e *lab.Env, w *lab.World, dead *server.Endpoint, slow *lab.Proc, repairs *lab.Loop) error {
-	if err := await(ctx, 30*time.Second, "the end of the slow refresh", func() bool {
+	if err := lab.Await(ctx, 30*time.Second, "the end of the slow refresh", func() bool {
 		select {
 		case <-slow.Done():
 			return true

@@ -260,7 +260,7 @@ func (k *killer) kill(ctx context.Context, kind killKind, point string, c lab.Ca
 func (k *killer) mustHeal(ctx context.Context) error {
 	var bad []string
 	for range 3 {
-		sleep(ctx, 500*time.Millisecond)
+		lab.Sleep(ctx, 500*time.Millisecond)
 		if bad = k.recover(ctx, killKind{}); len(bad) == 0 {
 			return ctx.Err()
 		}

@@ -167,7 +167,7 @@ func (k *killer) spares(ctx context.Context, n int, fits func(*server.Endpoint) 
 			return nil, errors.New("there are no spare endpoints left")
 		}
 		if tries > 0 { // the second in which the last one failed has to pass
-			sleep(ctx, time.Second)
+			lab.Sleep(ctx, time.Second)
 		}
 		if err := k.w.Shunt(ctx, "egress", "refresh").Err(); err != nil {
 			return nil, err
@@ -281,7 +281,7 @@ func (k *killer) silenceOnIntent(ctx context.Context, x *server.Endpoint) {
 				return
 			}
 		}
-		sleep(ctx, 200*time.Microsecond)
+		lab.Sleep(ctx, 200*time.Microsecond)
 	}
 }
 

@@ -261,7 +261,7 @@ func (k *killer) walk(ctx context.Context, l leg, c lab.Call) (lab.Result, error
 			f.list = append([]string{fmt.Sprintf("after %d further runs", n)}, after.list...)
 			break
 		}
-		sleep(ctx, modePause) // no pause of the product is longer
+		lab.Sleep(ctx, modePause) // no pause of the product is longer
 		if r := k.w.Shunt(ctx, plainRepair()...); !slices.Contains([]int{0, 3, 4}, r.Code) {
 			f.add("repair: exit code %d: %s", r.Code, r.Stderr)
 		}

@@ -80,7 +80,7 @@ func (l *leaky) boot(ctx context.Context) error {
 	if err := l.traffic(ctx); err != nil {
 		return err
 	}
-	sleep(ctx, 200*time.Millisecond)
+	lab.Sleep(ctx, 200*time.Millisecond)
 	if l.procs, err = l.w.StartLanes(ctx); err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func (l *leaky) restart(ctx context.Context, lane string) error {
 	}
 	from := end(l.w)
 	l.procs[lane].Kill()
-	sleep(ctx, 150*time.Millisecond)
+	lab.Sleep(ctx, 150*time.Millisecond)
 	for i := range 2 { // two rounds make a verdict; other lanes must not lend it their green
 		if r := l.w.Shunt(ctx, "egress", "repair"); i == 1 && r.Code != 3 && r.Code != 4 {
 			l.e.Problem("a repair without the interface of %s ended with %d: %s", lane, r.Code, r.Stderr)
@@ -230,7 +230,7 @@ func (l *leaky) restart(ctx context.Context, lane string) error {
 	if l.procs[lane], err = l.w.StartLane(ctx, lane); err != nil {
 		return err
 	}
-	return await(ctx, 5*time.Second, "the return of the users of "+lane, func() bool {
+	return lab.Await(ctx, 5*time.Second, "the return of the users of "+lane, func() bool {
 		_ = l.shunt(ctx, "egress", "repair") // what it could not do shows in who serves the users
 		x, err := l.w.Exit(ctx, lane)
 		return err == nil && x == own
@@ -238,7 +238,7 @@ func (l *leaky) restart(ctx context.Context, lane string) error {
 }
 
 func (l *leaky) judge(ctx context.Context, seen []lab.Leak) error {
-	sleep(ctx, 300*time.Millisecond)
+	lab.Sleep(ctx, 300*time.Millisecond)
 	l.endTraffic()
 	now, err := l.w.Uplink()
 	if err != nil {
@@ -282,13 +282,13 @@ func (l *leaky) withoutGuard(ctx context.Context) error {
 	if err := l.traffic(ctx); err != nil {
 		return err
 	}
-	sleep(ctx, 200*time.Millisecond)
+	lab.Sleep(ctx, 200*time.Millisecond)
 	before, err := l.w.Uplink()
 	if err != nil {
 		return err
 	}
 	l.procs[victim].Kill()
-	sleep(ctx, 500*time.Millisecond)
+	lab.Sleep(ctx, 500*time.Millisecond)
 	after, err := l.w.Uplink()
 	if err != nil {
 		return err

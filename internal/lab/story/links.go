@@ -82,7 +82,7 @@ func (w *linkWatch) control(ctx context.Context, e *lab.Env, ns *cage.Namespace)
 	if err := h.LinkDel(v); err != nil {
 		return fmt.Errorf("removing an interface: %w", err)
 	}
-	err = await(ctx, 2*time.Second, "the kernel's word of a new interface", func() bool { return slices.Contains(w.news(), "seen0") })
+	err = lab.Await(ctx, 2*time.Second, "the kernel's word of a new interface", func() bool { return slices.Contains(w.news(), "seen0") })
 	e.Control("interface_seen", float64(len(w.news())), err == nil)
 	close(w.stop)
 	return nil

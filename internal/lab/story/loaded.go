@@ -51,7 +51,7 @@ func playLoaded(ctx context.Context, e *lab.Env) error {
 	count := verdicts{}
 	repairs := w.Every(ctx, time.Second, func(r lab.Result) { count.add(e, r) }, "egress", "repair", "--output", "json")
 	for left := e.Duration("time"); left > 0; left -= 5 * time.Second {
-		sleep(ctx, min(left, 5*time.Second))
+		lab.Sleep(ctx, min(left, 5*time.Second))
 		for lane, s := range statusOf(w) {
 			e.Want(s == string(health.Up) || s == string(health.Loaded), "after %s status says of %s: %s", time.Since(began).Round(time.Second), lane, s)
 		}

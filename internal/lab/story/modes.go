@@ -64,7 +64,7 @@ func untilMode(ctx context.Context, w *lab.World, within time.Duration, is ...st
 				return time.Since(began), nil
 			}
 		}
-		sleep(ctx, 20*time.Millisecond)
+		lab.Sleep(ctx, 20*time.Millisecond)
 	}
 	return time.Since(began), fmt.Errorf("mode %s after %s, want one of %v", modeOf(w), within, is)
 }
@@ -101,18 +101,18 @@ func playEmergency(ctx context.Context, e *lab.Env) error {
 		if err := x.SetFault(server.Silent()); err != nil {
 			return err
 		}
-		for began := time.Now(); time.Since(began) < 20*time.Second; sleep(ctx, 50*time.Millisecond) {
+		for began := time.Now(); time.Since(began) < 20*time.Second; lab.Sleep(ctx, 50*time.Millisecond) {
 			if now, err := w.Carrying(l.Name); err == nil && now != x && now.Alive() {
 				break
 			}
 		}
 	}
-	for began := time.Now(); time.Since(began) < modeWall; sleep(ctx, 100*time.Millisecond) {
+	for began := time.Now(); time.Since(began) < modeWall; lab.Sleep(ctx, 100*time.Millisecond) {
 		if n, _ := refreshesSince(w, from); n > 0 && modeOf(w) == state.ModeNormal {
 			break
 		}
 	}
-	sleep(ctx, 3*time.Second) // nothing more may come of the same five
+	lab.Sleep(ctx, 3*time.Second) // nothing more may come of the same five
 	n, _ := refreshesSince(w, from)
 	e.Count("refreshes", n)
 	e.Want(n == 1, "%d refreshes for five replacements, want 1", n)
@@ -154,7 +154,7 @@ func playDegraded(ctx context.Context, e *lab.Env) error {
 		return err
 	}
 	e.MS("to_degraded", took)
-	sleep(ctx, 12*time.Second)
+	lab.Sleep(ctx, 12*time.Second)
 	n, _ := refreshesSince(w, from)
 	e.Count("attempts", n)
 	e.Want(n >= 3 && n <= 6, "%d attempts in 12 s with pauses of 2 to 4 s", n)
@@ -211,7 +211,7 @@ func playDirect(ctx context.Context, e *lab.Env) error {
 	if _, err := untilMode(ctx, w, modeWall, state.ModeDirect, state.ModeExternalRecovery); err != nil {
 		return err
 	}
-	sleep(ctx, 500*time.Millisecond)
+	lab.Sleep(ctx, 500*time.Millisecond)
 	moved, failed, ok := wentDirect(w, from)
 	e.Want(ok, "no refresh failed before users went direct")
 	e.MS("to_direct", moved.Sub(failed))
@@ -225,7 +225,7 @@ func playDirect(ctx context.Context, e *lab.Env) error {
 	if err != nil {
 		return err
 	}
-	sleep(ctx, time.Second) // attempts that find nothing, too
+	lab.Sleep(ctx, time.Second) // attempts that find nothing, too
 	unmoved(ctx, e, routing)
 	if err := setAll(w.Endpoints(), server.Alive()); err != nil {
 		return err
@@ -258,7 +258,7 @@ func unmoved(ctx context.Context, e *lab.Env, r *routingWatch) {
 	e.Want(len(changes) == 0, "rules and routes were changed: %v", changes)
 	err := r.probe(ctx)
 	if err == nil {
-		err = await(ctx, time.Second, "a change that is seen", func() bool { return len(r.lines()) > len(changes) })
+		err = lab.Await(ctx, time.Second, "a change that is seen", func() bool { return len(r.lines()) > len(changes) })
 	}
 	e.Control("routing_changes_seen", float64(len(r.lines())), err == nil)
 	if err := os.Truncate(r.file, 0); err != nil {

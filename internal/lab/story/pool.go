@@ -67,7 +67,7 @@ func playPool(ctx context.Context, e *lab.Env) error {
 	if _, err := flow.WaitVia(ctx, time.Now(), used.Exit4); err != nil {
 		return err
 	}
-	sleep(ctx, time.Second)
+	lab.Sleep(ctx, time.Second)
 	links, err := watchLinks(w.Router)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func playPool(ctx context.Context, e *lab.Env) error {
 		return err
 	}
 	made := links.news()
-	sleep(ctx, 2*time.Second) // what a test left behind would hurt the lane now
+	lab.Sleep(ctx, 2*time.Second) // what a test left behind would hurt the lane now
 	e.Count("endpoints", n)
 	e.MS("wall", r.Took)
 	e.Want(r.Took <= poolWall, "the refresh took %s, bound %s", r.Took, poolWall)
@@ -219,7 +219,7 @@ func takeSession(ctx context.Context, e *lab.Env, w *lab.World, flow *traffic.UD
 	if err != nil {
 		return err
 	}
-	sleep(ctx, poolTaken)
+	lab.Sleep(ctx, poolTaken)
 	lost := flow.Stop(0).Between(began, time.Time{}).Lost()
 	e.Say("a test of the lane's own server from a second socket got %d of %d pings and cost the lane %d packets in %d ms", got.Got, got.Sent, lost, time.Since(began).Milliseconds())
 	e.Control("lost_when_probed", float64(lost), lost > 100)

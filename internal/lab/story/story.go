@@ -83,26 +83,10 @@ func events(w *lab.World, from int64) ([]journal.Event, int64) {
 	return out, from
 }
 
-// await polls until f is true, for at most d.
-func await(ctx context.Context, d time.Duration, what string, f func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	t := time.NewTicker(10 * time.Millisecond)
-	defer t.Stop()
-	for !f() {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s did not happen within %s", what, d)
-		case <-t.C:
-		}
-	}
-	return nil
-}
-
 // awaitEvent waits for an event of the journal after an offset.
 func awaitEvent(ctx context.Context, w *lab.World, from int64, d time.Duration, what string, match func(journal.Event) bool) (journal.Event, error) {
 	var found journal.Event
-	err := await(ctx, d, what, func() bool {
+	err := lab.Await(ctx, d, what, func() bool {
 		list, _ := events(w, from)
 		for _, ev := range list {
 			if match(ev) {
@@ -132,14 +116,6 @@ func carried(w *lab.World) (map[string]*server.Endpoint, error) {
 		out[l.Name] = x
 	}
 	return out, nil
-}
-
-// sleep waits, or less when ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // ranked is the first n endpoints of a published pool.

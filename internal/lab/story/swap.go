@@ -71,7 +71,7 @@ func healthySwaps(ctx context.Context, e *lab.Env, w *lab.World) error {
 	}
 	want, done, stalled := e.Int("swaps"), 0, 0
 	for done < want {
-		sleep(ctx, 300*time.Millisecond)
+		lab.Sleep(ctx, 300*time.Millisecond)
 		calm, err := s.swap(ctx, e, w, stalled < swapRepeats*want)
 		if err != nil {
 			return err
@@ -127,7 +127,7 @@ func (s *swapWatch) swap(ctx context.Context, e *lab.Env, w *lab.World, repeat b
 	if err != nil {
 		return false, err
 	}
-	sleep(ctx, 200*time.Millisecond)
+	lab.Sleep(ctx, 200*time.Millisecond)
 	after, err := w.Uplink()
 	if err != nil {
 		return false, err
@@ -219,7 +219,7 @@ func wgQuickSwaps(ctx context.Context, e *lab.Env, w *lab.World) error {
 
 // restart gives the lane another endpoint in wg-quick's way, and returns what left in clear.
 func (q *wgQuick) restart(ctx context.Context, e *lab.Env, flow *traffic.UDP, to *server.Endpoint) (int, error) {
-	sleep(ctx, 300*time.Millisecond)
+	lab.Sleep(ctx, 300*time.Millisecond)
 	before, err := q.w.Uplink()
 	if err != nil {
 		return 0, err
@@ -232,7 +232,7 @@ func (q *wgQuick) restart(ctx context.Context, e *lab.Env, flow *traffic.UDP, to
 	if _, err := flow.WaitVia(ctx, began, to.Exit4); err != nil {
 		return 0, err
 	}
-	sleep(ctx, 200*time.Millisecond)
+	lab.Sleep(ctx, 200*time.Millisecond)
 	after, err := q.w.Uplink()
 	if err != nil {
 		return 0, err

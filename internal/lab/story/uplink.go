@@ -80,7 +80,7 @@ func playUplinkCut(ctx context.Context, e *lab.Env) error {
 
 // dies is the control: a lane whose endpoint really dies is quarantined, counted, replaced.
 func dies(ctx context.Context, e *lab.Env, w *lab.World, lane, control string) error {
-	if err := await(ctx, uplinkGreen, "all lanes green", func() bool { return green(w) }); err != nil {
+	if err := lab.Await(ctx, uplinkGreen, "all lanes green", func() bool { return green(w) }); err != nil {
 		return err
 	}
 	was, err := read(w)
@@ -114,14 +114,14 @@ func dies(ctx context.Context, e *lab.Env, w *lab.World, lane, control string) e
 // fault and may be recorded as such, and users go direct where that lasts; but the way back,
 // of lanes and of users, needs no hands either.
 func outage(ctx context.Context, e *lab.Env, w *lab.World) error {
-	if err := await(ctx, uplinkGreen, "all lanes green", func() bool { return green(w) }); err != nil {
+	if err := lab.Await(ctx, uplinkGreen, "all lanes green", func() bool { return green(w) }); err != nil {
 		return err
 	}
 	live := w.Live()
 	if err := setAll(live, server.Silent()); err != nil {
 		return err
 	}
-	if err := await(ctx, uplinkGreen, "the verdict on all lanes", func() bool {
+	if err := lab.Await(ctx, uplinkGreen, "the verdict on all lanes", func() bool {
 		for _, s := range statusOf(w) {
 			if !strings.HasPrefix(s, "down") { // also of a lane whose users went direct meanwhile
 				return false
@@ -131,12 +131,12 @@ func outage(ctx context.Context, e *lab.Env, w *lab.World) error {
 	}); err != nil {
 		return fmt.Errorf("%w: %v", err, statusOf(w))
 	}
-	sleep(ctx, e.Duration("cut")/10)
+	lab.Sleep(ctx, e.Duration("cut")/10)
 	if err := setAll(live, server.Alive()); err != nil {
 		return err
 	}
 	back := time.Now()
-	if err := await(ctx, uplinkGreen, "green lanes after the provider's outage", func() bool { return modeOf(w) == state.ModeNormal && green(w) }); err != nil {
+	if err := lab.Await(ctx, uplinkGreen, "green lanes after the provider's outage", func() bool { return modeOf(w) == state.ModeNormal && green(w) }); err != nil {
 		e.Problem("%v: mode %s, %v", err, modeOf(w), statusOf(w))
 		return nil
 	}
@@ -156,7 +156,7 @@ func setAll(list []*server.Endpoint, f server.Fault) error {
 
 // cut cuts the uplink for a while, from the first lost packet to the last green lane.
 func cut(ctx context.Context, e *lab.Env, w *lab.World, loop *lab.Loop, kind lab.CutKind, name string) error {
-	if err := await(ctx, uplinkGreen, "all lanes green", func() bool { return green(w) }); err != nil {
+	if err := lab.Await(ctx, uplinkGreen, "all lanes green", func() bool { return green(w) }); err != nil {
 		return err
 	}
 	flows := map[string]*traffic.UDP{}
@@ -180,7 +180,7 @@ func cut(ctx context.Context, e *lab.Env, w *lab.World, loop *lab.Loop, kind lab
 		return err
 	}
 	began := time.Now()
-	sleep(ctx, e.Duration("cut"))
+	lab.Sleep(ctx, e.Duration("cut"))
 	during, err := read(w)
 	if err != nil {
 		return err
@@ -191,13 +191,13 @@ func cut(ctx context.Context, e *lab.Env, w *lab.World, loop *lab.Loop, kind lab
 	}
 	back := time.Now()
 	e.Say("cut (%s) for %s, %d repairs meanwhile; it is back", name, back.Sub(began).Round(time.Millisecond), runs)
-	if err := await(ctx, uplinkGreen, "green lanes after the cut", func() bool { return green(w) && served(flows, back) }); err != nil {
+	if err := lab.Await(ctx, uplinkGreen, "green lanes after the cut", func() bool { return green(w) && served(flows, back) }); err != nil {
 		e.Problem("%v: %v", err, statusOf(w))
 	} else {
 		e.MS("green", time.Since(back))
 		e.Say("all lanes are green again and their users served %d ms after it", time.Since(back).Milliseconds())
 	}
-	sleep(ctx, 10*uplinkEvery) // what comes late counts as well
+	lab.Sleep(ctx, 10*uplinkEvery) // what comes late counts as well
 	return judgeCut(e, w, cutRecord{name, from, runs, was, during, before, flows, began})
 }
 
