@@ -52,6 +52,7 @@ type local struct {
 	raw   *mdnetlink.Conn
 	ns    *os.File
 	known map[uint64]bool // sums of rules that are right
+	last  *memo           // what was seen last; nil = nothing that can be built on
 }
 
 // open opens the connection and gives it the context's deadline.
@@ -89,6 +90,7 @@ func (l *local) open(ctx context.Context) error {
 
 // drop closes the connection: after an error answers may be left in it that belong to no question.
 func (l *local) drop() {
+	l.last = nil
 	if l.conn != nil {
 		_ = l.conn.CloseLasting()
 	}
@@ -109,6 +111,8 @@ type snapshot struct {
 	bones skeleton
 	table edge.Table
 	odd   []string
+	gen   uint32 // before the read
+	whole bool   // … and after it
 }
 
 // agrees says whether two reads show the same, but for the time that leases have left.
@@ -135,6 +139,7 @@ func (l *local) read(ctx context.Context, only []kind) (snapshot, error) {
 			l.drop()
 			return s, fmt.Errorf("read: %w", err)
 		}
+		s.whole = whole
 		if whole || before != nil && before.agrees(s) || n == readTries-1 {
 			return s, nil
 		}
@@ -149,6 +154,7 @@ func (l *local) readOnce(c teller, only []kind) (s snapshot, whole bool, err err
 	if err != nil {
 		return s, false, err
 	}
+	s.gen = before
 	s.bones.present = true
 	all := only == nil
 	there := map[string]bool{}
@@ -189,6 +195,10 @@ func (l *local) readOnce(c teller, only []kind) (s snapshot, whole bool, err err
 }
 
 func (l *local) look(ctx context.Context) (found, error) {
+	if f, ok := l.glance(ctx); ok {
+		return f, nil
+	}
+	l.last = nil
 	s, err := l.read(ctx, nil)
 	if err != nil || !s.bones.present {
 		return found{absent: true}, err
@@ -197,7 +207,9 @@ func (l *local) look(ctx context.Context) (found, error) {
 	if drift == nil && !l.known[s.bones.sum] {
 		drift = l.ask(ctx, s.bones.sum)
 	}
-	return found{drift: append(drift, s.odd...), table: s.table}, nil
+	f := found{drift: append(drift, s.odd...), table: s.table}
+	l.keep(s, f)
+	return f, nil
 }
 
 // ask has nft print the rules, whose coding we do not know, and learns it if they are
@@ -226,6 +238,7 @@ func (l *local) nft(args ...string) []string {
 }
 
 func (l *local) load(ctx context.Context, want edge.Table) (found, error) {
+	l.last = nil
 	script := replacement(text(want))
 	res, err := run.Command(ctx, l.nft("-f", "-"), run.Options{Stdin: strings.NewReader(script), Timeout: loadTimeout})
 	if err != nil {
@@ -270,7 +283,12 @@ func (l *local) move(ctx context.Context, changes []change) (edge.Table, error) 
 	}
 	run.Point(ctx, "edge.moved")
 	s, err := l.read(ctx, only)
-	return s.table, err
+	if err != nil {
+		l.last = nil
+		return s.table, err
+	}
+	l.moved(s, only)
+	return s.table, nil
 }
 
 // chunks are the elements for one set, in lists that fit a netlink attribute.
