@@ -10,6 +10,8 @@ export PATH := $(PATH):/usr/sbin:/sbin
 
 GO       ?= go
 FUZZTIME ?= 10s
+# More words for `make bench-edge`, for example --quick.
+BENCH    ?=
 # Scenarios that `make test` runs last, with the binary that users get.
 SMOKE    ?= egress-day egress-swap egress-direct egress-awg egress-uplink-cut --cut 20s
 
@@ -27,7 +29,7 @@ race      = $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) 
 # Stamp the revision only where git can tell one (a tarball has none).
 vcs       = $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
-.PHONY: help demo test test-quick test-kernel smoke race lint fmt bench fuzz man completions build clean \
+.PHONY: help demo test test-quick test-kernel smoke race lint fmt bench bench-edge fuzz man completions build clean \
 	need-go need-root need-demo need-test need-lint
 
 help: ## list what can be made
@@ -65,6 +67,11 @@ fmt: need-go ## format every file as lint wants it
 
 bench: need-go ## benchmarks
 	$(GO) test -p 1 -run '^$$' -bench . -benchmem ./...
+
+bench-edge: need-root build ## deaths behind shunt, HAProxy, nginx, keepalived and a shell loop in turn; build/bench-edge.json
+	.ci/bench-edge
+	@mkdir -p build
+	timeout --foreground 1800 bin/shunt lab run edge-bench $(BENCH) --output json >build/bench-edge.json
 
 fuzz: need-go ## each fuzz target for FUZZTIME (10s)
 	.ci/fuzz $(FUZZTIME)

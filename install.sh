@@ -138,6 +138,7 @@ put "$here/cron/shunt" "$prefix/share/doc/shunt/cron" 644
 echo "then: shunt config check && shunt egress refresh --dry-run"
 if [ -n "$has_systemd" ]; then
   echo "then: systemctl enable --now shunt-egress-plane.service shunt-egress-refresh.timer shunt-egress-rebalance.timer shunt-egress-repair.timer shunt-egress-retry.timer"
+  echo "with services in edge.services: systemctl disable --now shunt-egress-repair.timer; systemctl enable --now shunt-edge-retarget.timer shunt-watchdog-a.timer shunt-watchdog-b.timer"
 else
   echo "then: cp $prefix/share/doc/shunt/cron /etc/cron.d/shunt"
 fi

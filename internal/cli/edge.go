@@ -100,7 +100,7 @@ after --for. Where no other candidate is known to be healthy it is refused (exit
 Reads and writes what ` + "`shunt edge retarget`" + ` does, and edge-holds.json.`,
 		Args: exactArgs("SERVICE", "CANDIDATE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if o.For < 0 {
+			if o.For < 0 || cmd.Flags().Changed("for") && o.For == 0 {
 				return usageError("a time such as 30m", "--for %s", o.For)
 			}
 			return a.runEdge(cmd.Context(), "drain", o.planFlags, func(ctx context.Context, e *edgeEnv, eo edge.Options) (edge.Result, error) {
@@ -164,6 +164,7 @@ func (a *app) runEdge(ctx context.Context, command string, o planFlags, pass edg
 	if err := o.check(); err != nil {
 		return err
 	}
+	defer seldomGC()()
 	if o.Input != "" {
 		return a.replayEdge(command, o)
 	}

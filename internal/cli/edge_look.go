@@ -16,6 +16,7 @@ import (
 
 // lookEdge opens the world for reading.
 func (a *app) lookEdge(ctx context.Context, command string, f func(context.Context, config.Config, *edgeEnv) error) error {
+	defer seldomGC()()
 	c, err := a.load(config.SectionEdge)
 	if err != nil {
 		return err
@@ -29,38 +30,6 @@ func (a *app) lookEdge(ctx context.Context, command string, f func(context.Conte
 	}
 	defer e.Close()
 	return f(ctx, c, e)
-}
-
-func newEdgeStatusCommand(a *app) *cobra.Command {
-	var o lookFlags
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show services, candidates, replicas and holds",
-		Long: `Shows where each service leads and why, how each candidate stands, what every replica's table
-holds and whether they agree, holds, vetoes, parity groups, locks and problems. It asks no
-candidate and takes no lock. Replicas that differ or can't be reached make the exit code 3.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.lookEdge(cmd.Context(), "status", func(ctx context.Context, _ config.Config, e *edgeEnv) error {
-				s, err := e.Status(ctx)
-				if err != nil {
-					return err
-				}
-				if err := a.print(s, s.Text); err != nil {
-					return err
-				}
-				switch {
-				case slices.ContainsFunc(s.Replicas, func(r edge.ReplicaStatus) bool { return r.State != "equal" }):
-					return &exitError{Code: exitPartly}
-				case o.ExitCode && (len(s.Problems) > 0 || len(s.Held) > 0):
-					return &exitError{Code: exitHeld}
-				}
-				return nil
-			})
-		},
-	}
-	o.addFlags(cmd.Flags(), "exit 4 when something is held back or there is a problem")
-	return cmd
 }
 
 func newEdgeExplainCommand(a *app) *cobra.Command {
@@ -179,6 +148,7 @@ func (a *app) findings(list []edge.Finding) error {
 
 // keepalivedFlags are those of `edge keepalived`.
 type keepalivedFlags struct {
+	lookFlags
 	Replica string
 	Options edge.KeepalivedOptions
 	Lint    []string
@@ -201,6 +171,7 @@ password is shown. Exit code 4: a trap that is no warning.`,
 		RunE: func(*cobra.Command, []string) error { return runKeepalived(a, o) },
 	}
 	f := cmd.Flags()
+	o.addFlags(f, "accepted everywhere: traps always set the exit code")
 	f.StringVar(&o.Replica, "replica", "", "only that of this `REPLICA`")
 	f.StringVar(&o.Options.Interface, "interface", "", "that clients come in by (default eth0)")
 	f.IntVar(&o.Options.VRID, "vrid", 0, "virtual router `ID`, 1 to 255 (default: made from the addresses)")

@@ -14,7 +14,7 @@ import (
 const (
 	exitDone        = 0   // done, or nothing to do
 	exitFailed      = 1   // failed
-	exitPartly      = 3   // partly applied
+	exitPartly      = 3   // partly applied, or replicas disagree
 	exitHeld        = 4   // held back by a guard
 	exitPending     = 5   // changes pending (dry run with --exit-code)
 	exitUsage       = 64  // wrong command line

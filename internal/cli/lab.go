@@ -74,6 +74,9 @@ code 1 when a bound is broken or a control is missing. Needs root.`,
 		for _, f := range s.Flags {
 			if o.flags[f.Name] == nil {
 				o.flags[f.Name] = cmd.Flags().String(f.Name, "", fmt.Sprintf("%s (%s; default %s)", f.Usage, s.Name, f.Value))
+				if f.Value == "false" {
+					cmd.Flags().Lookup(f.Name).NoOptDefVal = "true"
+				}
 			}
 		}
 	}

@@ -19,9 +19,14 @@ func (a *app) loadOptions(sections ...string) config.Options {
 	}
 }
 
-// eagerLoad is how much a heap may grow while a file is read, percent; the file's size has
-// a bound.
-const eagerLoad = 400
+// seldomGC lets the heap grow to five times what lives, where that is bounded: a long file is
+// a tree of many small parts that all live until it is read, and a run of a tenth of a second
+// ends before its garbage matters. What it returns makes it as it was.
+func seldomGC() (usual func()) {
+	const percent = 400
+	was := debug.SetGCPercent(percent)
+	return func() { debug.SetGCPercent(was) }
+}
 
 // load reads the configuration for a command that needs these sections. Faults elsewhere
 // are warnings.
@@ -56,16 +61,20 @@ func (a *app) loadToRun(ctx context.Context, section string, acts bool, fit func
 }
 
 func (a *app) loadWith(o config.Options) (config.Config, error) {
-	// A long file is a tree of many small parts that all live until it is read: collecting
-	// garbage meanwhile takes a third of the time and finds none.
-	usual := debug.SetGCPercent(eagerLoad)
+	c, _, err := a.loadSaying(o)
+	return c, err
+}
+
+// loadSaying loads, writes the warnings out, and returns all complaints too.
+func (a *app) loadSaying(o config.Options) (config.Config, []config.Complaint, error) {
+	usual := seldomGC()
 	c, complaints, err := config.Load(o)
-	debug.SetGCPercent(usual)
+	usual()
 	if err != nil {
-		return c, a.unreadable(err)
+		return c, nil, a.unreadable(err)
 	}
 	if bad := config.Blocking(complaints, o.Sections...); len(bad) > 0 {
-		return c, &configError{Complaints: bad}
+		return c, nil, &configError{Complaints: bad}
 	}
 	for _, w := range complaints {
 		a.warnf("%s", w)
@@ -74,7 +83,25 @@ func (a *app) loadWith(o config.Options) (config.Config, error) {
 		}
 	}
 	a.setLevel(c.Log.Level.Slog())
-	return c, nil
+	return c, complaints, nil
+}
+
+// loadParts is loadOrLastGood for a run of several parts that can do without each other:
+// section is what all of them need, and of gives the configuration of a part. The file is
+// read, and its warnings are said, once, unless a part of it does not pass.
+func (a *app) loadParts(section string) (c config.Config, of func(part string) (config.Config, error), err error) {
+	o := a.loadOptions(section)
+	o.LastGood = config.LastGoodName(config.File(o), section)
+	c, complaints, err := a.loadSaying(o)
+	if err != nil {
+		return c, nil, err
+	}
+	return c, func(part string) (config.Config, error) {
+		if !c.From.LastGood && len(config.Blocking(complaints, part)) == 0 {
+			return c, nil
+		}
+		return a.loadOrLastGood(part)
+	}, nil
 }
 
 // unreadable is a configuration file that could not be read.

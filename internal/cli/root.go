@@ -21,7 +21,7 @@ warnings and the log go to stderr.
 Exit codes:
   0    done, or nothing to do
   1    failed
-  3    partly applied
+  3    partly applied, or replicas disagree
   4    held back by a guard
   5    changes pending (a dry run with --exit-code)
   64   wrong command line

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -237,14 +236,26 @@ func useless(a netip.Addr) bool {
 	return !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,30}$`)
+// named says whether a word is a name: up to 31 of letters, digits and .-_, a letter or
+// digit first.
+func named(word string) bool {
+	for i := range len(word) {
+		switch c := word[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		case i > 0 && (c == '.' || c == '-' || c == '_'):
+		default:
+			return false
+		}
+	}
+	return word != "" && len(word) <= 31
+}
 
 // name judges the name of an entry of a list; others are the names before it.
 func (r *reader) name(at, name string, others map[string]int, i int) {
 	switch j, dup := others[name]; {
 	case name == "":
 		r.complain(at+".name", "is missing", "give each entry a name of its own")
-	case !nameForm.MatchString(name):
+	case !named(name):
 		r.complain(at+".name", quote(name)+" is not a name", "use letters, digits and .-_, at most 31, a letter or digit first")
 	case dup:
 		r.complain(at+".name", fmt.Sprintf("%s is the name of entry %d too", quote(name), j+1), "give each entry a name of its own")

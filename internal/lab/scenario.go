@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -85,6 +86,13 @@ func (e *Env) Problem(format string, args ...any) {
 	e.Say("PROBLEM: %s", p)
 }
 
+// Problems are those that were noted up to now.
+func (e *Env) Problems() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.problems)
+}
+
 // Want notes a problem where a bound is broken, and returns ok.
 func (e *Env) Want(ok bool, format string, args ...any) bool {
 	if !ok {
@@ -125,6 +133,15 @@ func (e *Env) Float(name string) float64 {
 		e.Problem("--%s %q is no number", name, e.flags[name])
 	}
 	return n
+}
+
+// Bool is a flag that is true or false.
+func (e *Env) Bool(name string) bool {
+	b, err := strconv.ParseBool(e.flags[name])
+	if err != nil {
+		e.Problem("--%s %q is neither true nor false", name, e.flags[name])
+	}
+	return b
 }
 
 // Duration is a flag's duration.

@@ -167,11 +167,30 @@ func playIdle(ctx context.Context, e *lab.Env) error {
 		if k.Recycle > 0 {
 			name = fmt.Sprintf("recycling each %s", k.Recycle)
 		}
-		if err := s.quiet(ctx, name, func() { lab.Sleep(ctx, e.Duration("time")) }); err != nil {
+		quiet := max(e.Duration("time"), 2*k.Idle+5*time.Second) // lifetimes are learned by the first close
+		if err := s.quiet(ctx, name, func() { s.rearms(ctx, quiet) }); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// rearms lets time pass and proves that idle connections did end: others took their place.
+func (s *stage) rearms(ctx context.Context, d time.Duration) {
+	seen := map[string]bool{}
+	for end := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(end); lab.Sleep(ctx, 100*time.Millisecond) {
+		for _, b := range s.w.Backends {
+			ports, err := b.HeldPorts(s.r.Back4)
+			if err != nil {
+				s.Problem("%v", err)
+				return
+			}
+			for _, p := range ports {
+				seen[fmt.Sprint(b.Name, p)] = true
+			}
+		}
+	}
+	s.Control("idle_connections_remade", float64(len(seen)-len(s.w.Backends)), len(seen) > len(s.w.Backends))
 }
 
 // quiet watches a time in which nobody dies, and then a death, which must be seen.

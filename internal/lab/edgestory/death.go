@@ -36,10 +36,14 @@ type death struct {
 const (
 	// settled is how long a client must be answered by one server for that to be a state.
 	settled = 200 * time.Millisecond
-	// still is a stall of the client's own in a gap above which the gap is the machine's
+	// still is a stall of the client's own in a gap above which the gap may be the machine's
 	// figure: its connections are opened each 2 ms.
 	still = 10 * time.Millisecond
 )
+
+// spoilt says whether the client itself stood still for a good part of the gap, so that the
+// figure is the machine's.
+func (s seen) spoilt() bool { return s.Stall > still && s.Stall > s.Gap.Gap/10 }
 
 // seen is what a death was like.
 type seen struct {

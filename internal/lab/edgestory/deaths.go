@@ -44,12 +44,13 @@ func playDeath(ctx context.Context, e *lab.Env) error {
 	defer done()
 	var gaps []gap.Gap
 	var all []float64
-	for i, again := 0, 0; i < e.Int("deaths"); i++ {
+	again := 0
+	for i := 0; i < e.Int("deaths"); i++ {
 		g, tables, err := s.oneDeath(ctx)
 		if err != nil {
 			return fmt.Errorf("death %d: %w", i+1, err)
 		}
-		if g.Stall > still && again < 10 {
+		if g.spoilt() && again < 10 {
 			again++
 			e.Say("the machine stood still for %.0f ms, and the death is repeated", millis(g.Stall))
 			i--
@@ -63,6 +64,7 @@ func playDeath(ctx context.Context, e *lab.Env) error {
 			all = append(all, millis(tables))
 		}
 	}
+	e.Count("repeated", again)
 	r := rowOf("shunt", gaps)
 	e.Say("%d deaths: median %.1f ms, p99 %.1f ms, failed connections %d in the middle and %d at most", r.n, r.median, r.p99, r.failed, r.worst)
 	e.Control("deaths", float64(r.n), r.n > 0)
@@ -133,7 +135,7 @@ func playHostDeath(ctx context.Context, e *lab.Env) error {
 		return err
 	}
 	defer done()
-	slow, err := s.hostDeaths(ctx, "second", e.Int("slow"), nil, gap.Options{To: s.w.VIP(4)}, time.Second)
+	slow, err := s.hostDeaths(ctx, "", e.Int("slow"), nil, gap.Options{To: s.w.VIP(4)}, time.Second)
 	if err != nil {
 		return err
 	}
@@ -142,13 +144,13 @@ func playHostDeath(ctx context.Context, e *lab.Env) error {
 		worst = max(worst, g.Gap)
 	}
 	e.Want(len(slow) == 0 || worst <= hostWorst*time.Millisecond, "with probes each second the gap is %.0f ms at the worst, bound %d", millis(worst), hostWorst)
-	fast, err := s.hostDeaths(ctx, "20ms", e.Int("fast"), probes("20ms", "20ms"), gap.Options{To: s.w.VIP(4)}, 300*time.Millisecond)
+	fast, err := s.hostDeaths(ctx, "fast_", e.Int("fast"), probes("20ms", "20ms"), gap.Options{To: s.w.VIP(4)}, 300*time.Millisecond)
 	if err != nil {
 		return err
 	}
 	r := rowOf("20ms", fast)
 	e.Say("probes each 20 ms: median %.1f ms, p99 %.1f ms, failed %d in the middle", r.median, r.p99, r.failed)
-	patient, err := s.hostDeaths(ctx, "patient", max(1, e.Int("fast")/2), probes("20ms", "20ms"), patientClient(s.w), 300*time.Millisecond)
+	patient, err := s.hostDeaths(ctx, "patient_", max(1, e.Int("fast")/2), probes("20ms", "20ms"), patientClient(s.w), 300*time.Millisecond)
 	if err != nil {
 		return err
 	}
@@ -156,6 +158,7 @@ func playHostDeath(ctx context.Context, e *lab.Env) error {
 	for _, g := range patient {
 		failed += g.Failed
 	}
+	e.Control("hosts_died", float64(len(slow)+len(fast)+len(patient)), len(patient) > 0)
 	e.Want(failed == 0, "%d connections of clients that wait for 3 s failed, want 0", failed)
 	return nil
 }
@@ -167,7 +170,7 @@ func patientClient(w *edgeworld.World) gap.Options {
 	return o
 }
 
-// hostDeaths plays silent deaths under a watchdog of its own.
+// hostDeaths plays silent deaths under a watchdog of its own; name begins its figures' names.
 func (s *stage) hostDeaths(ctx context.Context, name string, n int, probe edgeworld.Settings, client gap.Options, phase time.Duration) ([]gap.Gap, error) {
 	if err := s.w.Configure(edgeworld.Config{Service: service(nil), Probe: probe}); err != nil {
 		return nil, err
@@ -180,16 +183,16 @@ func (s *stage) hostDeaths(ctx context.Context, name string, n int, probe edgewo
 	for i := range n {
 		victim, err := s.nextVictim(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("%s, death %d: %w", name, i+1, err)
+			return nil, fmt.Errorf("%sdeath %d: %w", name, i+1, err)
 		}
 		d := death{how: host, victim: victim, client: client, phase: phase}
 		g, err := d.play(ctx, s.w)
 		if err != nil {
-			return nil, fmt.Errorf("%s, death %d: %w", name, i+1, err)
+			return nil, fmt.Errorf("%sdeath %d: %w", name, i+1, err)
 		}
 		out = append(out, g.Gap)
-		s.MS(name+".gap", g.Gap.Gap)
-		s.Count(name+".failed", g.Failed)
+		s.MS(name+"gap", g.Gap.Gap)
+		s.Count(name+"failed", g.Failed)
 	}
 	return out, heal(ctx, s.w)
 }

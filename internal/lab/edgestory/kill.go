@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,9 +16,12 @@ import (
 
 func killScenario() lab.Scenario {
 	return lab.Scenario{
-		Name: "edge-kill", Summary: "kill -9 of retarget, drain and enable at each of their kill points and at random moments: at most two runs later all is as it should be",
-		Flags: []lab.Flag{{Name: "random", Value: "40", Usage: "kills at random moments"}},
-		Run:   playKill,
+		Name: "edge-kill", Summary: "kill -9 of retarget, drain, enable, reset and the watchdog at each of their kill points and at random moments: at most two runs later, or with the next watchdog, all is as it should be",
+		Flags: []lab.Flag{
+			{Name: "random", Value: "40", Usage: "kills of runs at random moments"},
+			{Name: "watchdogs", Value: "6", Usage: "kills of watchdogs at random moments"},
+		},
+		Run: playKill,
 	}
 }
 
@@ -31,8 +33,11 @@ type act struct {
 	want    string // who must serve when all has settled
 }
 
+// calmly is no act: a world in which a serves and nothing happens.
+func calmly() act { return act{prepare: func(context.Context, *killing) error { return nil }} }
+
 func acts() []act {
-	calm := func(context.Context, *killing) error { return nil }
+	calm := calmly().prepare
 	return []act{
 		{"first", func(_ context.Context, k *killing) error { return k.wipe() }, []string{"edge", "retarget"}, "a"},
 		{"death", func(_ context.Context, k *killing) error { k.w.Backend("a").Kill(); return nil }, []string{"edge", "retarget"}, "b"},
@@ -44,11 +49,17 @@ func acts() []act {
 	}
 }
 
+const (
+	killTime     = 150 * time.Second // since the beginning: no kills at random moments after it
+	killRandomIn = 60 * time.Millisecond
+)
+
 // killing is the scenario while it runs.
 type killing struct {
 	*stage
 	log    string
 	points map[string]int // killed at
+	ended  chan struct{}  // closed when the watchdog in the background has ended
 }
 
 func playKill(ctx context.Context, e *lab.Env) error {
@@ -58,34 +69,61 @@ func playKill(ctx context.Context, e *lab.Env) error {
 	}
 	defer done()
 	k := &killing{stage: s, log: filepath.Join(e.Dir, "points"), points: map[string]int{}}
-	kills, inconsistent := 0, 0
-	for _, a := range acts() {
-		points, err := k.rehearse(ctx, a)
-		if err != nil {
-			return fmt.Errorf("%s: %w", a.name, err)
-		}
-		for _, p := range points {
-			faults, err := k.one(ctx, a, p, 0)
-			if err != nil {
-				return fmt.Errorf("%s, killed at %s: %w", a.name, p, err)
-			}
-			kills++
-			inconsistent += k.complain(a, p, faults)
-		}
+	began := time.Now()
+	kills, inconsistent, err := k.watchdogs(ctx)
+	if err != nil {
+		return fmt.Errorf("watchdog: %w", err)
 	}
-	for range e.Int("random") {
-		a := acts()[rand.IntN(len(acts()))]                                                      //nolint:gosec // a choice
-		faults, err := k.one(ctx, a, "", time.Duration(rand.Int64N(int64(60*time.Millisecond)))) //nolint:gosec // a moment
+	for _, play := range []func(ctx context.Context, began time.Time) (int, int, error){k.atPoints, k.atRandom} {
+		n, bad, err := play(ctx, began)
 		if err != nil {
-			return fmt.Errorf("%s, killed at random: %w", a.name, err)
+			return err
 		}
-		kills++
-		inconsistent += k.complain(a, "a random moment", faults)
+		kills, inconsistent = kills+n, inconsistent+bad
 	}
 	e.Count("kills", kills)
 	e.Count("inconsistent", inconsistent)
 	e.Control("kill_points", float64(len(k.points)), len(k.points) >= 5)
 	return k.planted(ctx)
+}
+
+// atPoints kills each kind of run at each point that it passes.
+func (k *killing) atPoints(ctx context.Context, _ time.Time) (kills, inconsistent int, err error) {
+	for _, a := range acts() {
+		points, err := k.rehearse(ctx, a)
+		if err != nil {
+			return kills, inconsistent, fmt.Errorf("%s: %w", a.name, err)
+		}
+		for _, p := range points {
+			faults, err := k.one(ctx, a, p, 0)
+			if err != nil {
+				return kills, inconsistent, fmt.Errorf("%s, killed at %s: %w", a.name, p, err)
+			}
+			kills++
+			inconsistent += k.complain(a, p, faults)
+		}
+	}
+	return kills, inconsistent, nil
+}
+
+// atRandom kills runs within killRandomIn of their start, as long as there is time.
+func (k *killing) atRandom(ctx context.Context, began time.Time) (kills, inconsistent int, err error) {
+	kinds := acts()
+	for range k.Int("random") {
+		if time.Since(began) > killTime {
+			k.Say("no more kills at random moments: %s have passed", killTime)
+			break
+		}
+		a := kinds[rand.IntN(len(kinds))]                        //nolint:gosec // a choice
+		after := time.Duration(rand.Int64N(int64(killRandomIn))) //nolint:gosec // a moment
+		faults, err := k.one(ctx, a, "", after)
+		if err != nil {
+			return kills, inconsistent, fmt.Errorf("%s, killed at random: %w", a.name, err)
+		}
+		kills++
+		inconsistent += k.complain(a, "a random moment", faults)
+	}
+	return kills, inconsistent, nil
 }
 
 func (k *killing) complain(a act, where string, faults []string) int {
@@ -137,6 +175,11 @@ func (k *killing) rehearse(ctx context.Context, a act) ([]string, error) {
 	if r := k.r.Run(ctx, lab.Call{Args: a.args, Env: []string{"SHUNT_KILL_LOG=" + k.log}}); r.Code != 0 {
 		return nil, r.Err()
 	}
+	return k.passed()
+}
+
+// passed are the points that a run has written down, each with its number.
+func (k *killing) passed() ([]string, error) {
 	b, err := os.ReadFile(k.log)
 	if err != nil {
 		return nil, err
@@ -188,68 +231,4 @@ func (k *killing) one(ctx context.Context, a act, point string, after time.Durat
 		}
 	}
 	return faults, nil
-}
-
-// held says whether the drain's record was written.
-func (k *killing) held() bool {
-	b, err := os.ReadFile(filepath.Join(k.r.State, "edge-holds.json"))
-	return err == nil && strings.Contains(string(b), `"a"`)
-}
-
-// forgetAnswers is time passing: answers of a moment ago are not asked for again.
-func (k *killing) forgetAnswers() { time.Sleep(5200 * time.Millisecond) }
-
-// faults are what is not as it should be.
-func (k *killing) faults(ctx context.Context, want string) []string {
-	var out []string
-	st, code, err := look(ctx, k.r)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	if code != 0 {
-		out = append(out, fmt.Sprintf("status exits %d", code))
-	}
-	if got, _ := st.target(); want != "" && got != want {
-		out = append(out, fmt.Sprintf("the service leads to %q, want %q", got, want))
-	}
-	for _, r := range k.w.Replicas {
-		out = append(out, k.orphans(r, want)...)
-	}
-	return out
-}
-
-// orphans are elements of a table that lead nowhere that is configured.
-func (k *killing) orphans(r *edgeworld.Replica, want string) []string {
-	a := leads(r.NS)
-	if !slices.ContainsFunc(k.w.Backends, func(b *edgeworld.Backend) bool { return b.Addr4 == a && (want == "" || b.Name == want) }) {
-		return []string{fmt.Sprintf("the table of %s leads to %s", r.Name, a)}
-	}
-	return nil
-}
-
-// planted proves that faults are found.
-func (k *killing) planted(ctx context.Context) error {
-	if err := k.begin(ctx, acts()[4]); err != nil {
-		return err
-	}
-	if f := k.faults(ctx, "a"); len(f) > 0 {
-		k.Problem("without any fault: %s", strings.Join(f, "; "))
-	}
-	found := 0
-	for _, plant := range []func() error{
-		func() error { deleteTable(k.w.Replicas[1]); return nil },
-		func() error { return lead(ctx, k.w.Replicas[1], k.w.Backend("b")) },
-		func() error { return lead(ctx, k.r, k.w.Backend("b")) },
-	} {
-		if err := plant(); err != nil {
-			return err
-		}
-		if len(k.faults(ctx, "a")) > 0 {
-			found++
-		}
-		k.r.Shunt(ctx, "edge", "retarget")
-		k.r.Shunt(ctx, "edge", "reset", "front")
-	}
-	k.Control("planted_faults_found", float64(found), found == 3)
-	return nil
 }

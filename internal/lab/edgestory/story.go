@@ -9,6 +9,6 @@ import "github.com/shunt-net/shunt/internal/lab"
 func Scenarios() []lab.Scenario {
 	return []lab.Scenario{
 		deathScenario(), hostDeathScenario(), udpScenario(), halfOpenScenario(), resetDeadScenario(), drainScenario(), replicasScenario(),
-		recoveryScenario(), idleScenario(), starvedScenario(), handoverScenario(), killScenario(), scaleScenario(), benchScenario(),
+		recoveryScenario(), idleScenario(), starvedScenario(), handoverScenario(), killScenario(), foreignScenario(), scaleScenario(), benchScenario(),
 	}
 }

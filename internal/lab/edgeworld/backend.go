@@ -270,35 +270,49 @@ func (b *Backend) Begun() (int, error) {
 
 // Held is how many connections to the server are established from an address.
 func (b *Backend) Held(from netip.Addr) (int, error) {
-	n := 0
+	ports, err := b.HeldPorts(from)
+	return len(ports), err
+}
+
+// HeldPorts are the ports of an address from which connections to the server are
+// established: a connection that was made anew has another one.
+func (b *Backend) HeldPorts(from netip.Addr) ([]uint16, error) {
+	var ports []uint16
 	err := b.NS.Do(func() error {
 		for _, file := range []string{"tcp", "tcp6"} {
 			t, err := os.ReadFile("/proc/thread-self/net/" + file)
 			if err != nil {
 				return err
 			}
-			n += established(string(t), from)
+			ports = append(ports, established(string(t), from)...)
 		}
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("backend %s: sockets: %w", b.Name, err)
+		return nil, fmt.Errorf("backend %s: sockets: %w", b.Name, err)
 	}
-	return n, nil
+	return ports, nil
 }
 
-// established counts the lines of /proc/net/tcp or tcp6 that are connections from an
-// address to the service's port.
-func established(table string, from netip.Addr) int {
+// established finds the lines of /proc/net/tcp or tcp6 that are connections from an address
+// to the service's port, and returns the ports that they come from.
+func established(table string, from netip.Addr) []uint16 {
 	const state = "01"
-	local, n := fmt.Sprintf(":%04X", Port), 0
+	local := fmt.Sprintf(":%04X", Port)
+	var ports []uint16
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
-		if len(f) > 3 && f[3] == state && strings.HasSuffix(f[1], local) && procAddr(strings.Split(f[2], ":")[0]) == from {
-			n++
+		if len(f) < 4 || f[3] != state || !strings.HasSuffix(f[1], local) {
+			continue
+		}
+		addr, hex, _ := strings.Cut(f[2], ":")
+		var port uint16
+		_, _ = fmt.Sscanf(hex, "%X", &port)
+		if procAddr(addr) == from {
+			ports = append(ports, port)
 		}
 	}
-	return n
+	return ports
 }
 
 // procAddr reads an address as /proc/net/tcp has it: 32-bit words in the host's order.

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -217,6 +218,20 @@ func bridge(ns *cage.Namespace) error {
 		}
 	}
 	return nil
+}
+
+// Knows says whether an address is one of this world's: a virtual one, a replica's, a
+// backend's, or that of their network.
+func (w *World) Knows(a netip.Addr) bool {
+	known := []netip.Addr{w.VIP(4).Addr(), w.VIP(6).Addr(), netip.MustParsePrefix(BackNet).Addr(), netip.MustParsePrefix(FrontNet).Addr()}
+	for _, r := range w.Replicas {
+		known = append(known, r.Front4, r.Front6, r.Back4, r.Back6)
+	}
+	for _, b := range w.Backends {
+		known = append(known, b.Addr4, b.Addr6)
+	}
+	known = append(known, netip.MustParseAddr("fd10::"), netip.MustParseAddr("fd20::"))
+	return slices.Contains(known, a)
 }
 
 // VIP is the virtual address of a family, with the service's port.
