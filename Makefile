@@ -49,7 +49,7 @@ test-quick: need-go ## tests that need neither root nor network
 	$(GO) test $(MODULE)/internal/edge $(MODULE)/internal/egress
 
 test-kernel: need-root need-demo need-test
-	$(GO) test -p 1 -count=1 -timeout 20m $(kernel)
+	.ci/again $(kernel) -- $(GO) test -p 1 -count=1 -timeout 20m
 
 smoke: need-root need-demo build
 	timeout --foreground 900 bin/shunt lab run $(SMOKE) || { \
