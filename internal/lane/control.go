@@ -108,23 +108,24 @@ func (v *control) read(ctx context.Context) (*wgtypes.Device, error) {
 }
 
 // set applies cfg. It is no transaction on a userspace device: after an error the device
-// holds some part of cfg. Once begun it is waited for, also when ctx ends meanwhile: else
-// nobody could tell what is to be put back.
+// holds some part of cfg.
 func (v *control) set(ctx context.Context, cfg wgtypes.Config) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("interface %s: %w", v.name, err)
-	}
 	want := v.want
-	return v.call(context.WithoutCancel(ctx), func() error { return v.way.configure(v.name, cfg, want) })
+	return v.call(ctx, func() error { return v.way.configure(v.name, cfg, want) })
 }
 
 // call bounds one call: a stopped daemon accepts the connection and never answers, and
-// wgctrl has no deadline of its own.
+// wgctrl has no deadline of its own. Once begun it is waited for, also when ctx ends
+// meanwhile: else nobody could tell what is to be put back, or do it, since the way is
+// the unanswered call's.
 func (v *control) call(ctx context.Context, fn func() error) error {
 	if v.stuck {
 		return fmt.Errorf("interface %s: the device does not answer", v.name)
 	}
-	ctx, cancel := context.WithTimeout(ctx, v.limit)
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("interface %s: %w", v.name, err)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.limit)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- fn() }()
