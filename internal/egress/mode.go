@@ -174,10 +174,6 @@ func (m ModeMemory) counted(day string) int {
 // or a zone that is changed may go back to are kept beside it.
 func (m *ModeMemory) count(c DayCount) {
 	const most = 3
-	if c.Day == m.Counted.Day {
-		m.Counted = c
-		return
-	}
 	earlier := slices.DeleteFunc(append([]DayCount{m.Counted}, m.Earlier...), func(e DayCount) bool { return e.Day == c.Day || e.Day == "" })
 	if m.Counted, m.Earlier = c, earlier[:min(len(earlier), most)]; len(m.Earlier) == 0 {
 		m.Earlier = nil
@@ -198,6 +194,11 @@ func (m ModeMemory) ByHand(classes []string) bool {
 		}
 	}
 	return len(classes) > 0
+}
+
+// forgetDirect forgets what is only true while users are direct.
+func (m *ModeMemory) forgetDirect() {
+	m.Declared, m.Refreshed, m.Rebuilt, m.Lured = false, false, false, false
 }
 
 func isDirect(mode state.Mode) bool {

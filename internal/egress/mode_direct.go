@@ -8,7 +8,7 @@ import (
 
 func (m *machine) goDirect(reason string) {
 	m.to(state.ModeDirect, "%s", reason)
-	m.s.Declared, m.s.Refreshed, m.s.Rebuilt, m.s.Rebuild = true, false, false, false
+	m.s.Declared = true
 	m.act(ActDirect, "%s", reason)
 }
 
@@ -21,10 +21,10 @@ func (m *machine) criteria() bool {
 
 // inDirect is while users are direct: recovery goes on, users stay.
 func (m *machine) inDirect() {
-	if m.byHand() && !isDirect(m.s.Mode) {
+	if !isDirect(m.s.Mode) { // by hand
 		m.to(state.ModeDirect, "%s", m.s.Manual[m.p.Classes[0]].text())
 	}
-	if m.o.Exhausted && m.o.Uplink {
+	if m.spent() {
 		m.s.Declared = true // also under an operator's word: recovery has to begin
 		if !m.s.Rebuild {   // what was placed since then is dead too: it takes another pool
 			m.s.Refreshed, m.s.Rebuilt = false, false
@@ -34,10 +34,7 @@ func (m *machine) inDirect() {
 		m.leave()
 		return
 	}
-	if m.o.Astray && len(m.acts) == 0 {
-		m.act(ActDirect, "direct is declared and a class is elsewhere")
-	}
-	if m.s.Attempt != nil || m.o.Attempting || m.o.Refreshing {
+	if m.o.Attempting || m.o.Refreshing {
 		return
 	}
 	if m.s.Rebuild {
@@ -67,9 +64,15 @@ func (m *machine) recover(reason string) {
 	m.attempt(AttemptRecovery, reason)
 }
 
+// leave ends direct. Where no good refresh came after a failed attempt, as when direct was
+// only by hand, users come back to degraded mode: its retries go on.
 func (m *machine) leave() {
-	m.to(state.ModeNormal, "all criteria hold: %d of %d slots with fresh endpoints pass the strict check", m.o.Strict, m.o.Filled)
-	m.s.Declared, m.s.Refreshed, m.s.Rebuilt, m.s.Guarded, m.s.Lured = false, false, false, false, false
-	m.s.Failed, m.s.RetryIn = 0, 0
+	mode := state.ModeNormal
+	if m.s.Failed > 0 {
+		mode = state.ModeDegraded
+	}
+	m.to(mode, "all criteria hold: %d of %d slots with fresh endpoints pass the strict check", m.o.Strict, m.o.Filled)
+	m.s.forgetDirect()
+	m.s.RetryIn = 0
 	m.act(ActLeave, "%s", m.s.Reason)
 }

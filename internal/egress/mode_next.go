@@ -24,6 +24,7 @@ func NextMode(s ModeState, o ModeObservation, p ModePolicy, now time.Time) (Mode
 	} else {
 		m.inVPN()
 	}
+	m.astray()
 	return m.s, m.acts
 }
 
@@ -74,7 +75,7 @@ func (m *machine) tidy() {
 		s.Replaced = nil
 	}
 	if !m.direct() { // also after a kill between the two files
-		s.Declared, s.Refreshed, s.Rebuilt, s.Lured = false, false, false, false
+		s.forgetDirect()
 	}
 }
 
@@ -85,24 +86,19 @@ func (m *machine) count() {
 		for range min(max(c.N-m.s.counted(c.Day), 0), 2*m.p.Threshold) { // more would change nothing
 			m.s.Replaced = append(m.s.Replaced, m.now)
 		}
-		if n := len(m.s.Replaced) - 4*m.p.Threshold; n > 0 {
-			m.s.Replaced = m.s.Replaced[n:]
-		}
+		m.s.Replaced = m.s.Replaced[max(len(m.s.Replaced)-4*m.p.Threshold, 0):]
 		m.s.count(c)
 	}
 }
 
 // cooldown is what is left of the pause between emergency refreshes.
 func (m *machine) cooldown() time.Duration {
-	if m.s.Emergency.IsZero() {
-		return 0
-	}
 	return max(m.p.Cooldown-max(m.now.Sub(m.s.Emergency), 0), 0)
 }
 
 // retryDue says whether the next retry's time has come.
 func (m *machine) retryDue() bool {
-	return m.s.Tried.IsZero() || m.now.Sub(m.s.Tried) >= m.s.pause(m.p)
+	return m.now.Sub(m.s.Tried) >= m.s.pause(m.p)
 }
 
 // backOff doubles the pause before the next retry, counted from now.
@@ -118,7 +114,7 @@ func (m *machine) news() {
 	if m.o.Returned || passes && !m.s.Lured {
 		m.s.RetryIn = 0
 	}
-	if passes || m.o.Uplink { // without the uplink, or without a look at it, lanes show nothing
+	if passes || m.o.Uplink { // without the uplink, or without a look at it, silent lanes show nothing
 		m.s.Lured = passes
 	}
 }
@@ -151,7 +147,7 @@ func (m *machine) ended() {
 	case e != nil && e.Plain: // the pool of the last good refresh is still there
 		e = nil
 	}
-	if a == nil || e == nil && m.o.Attempting {
+	if a == nil || m.o.Attempting {
 		return
 	}
 	m.s.Attempt = nil
@@ -176,15 +172,17 @@ func (m *machine) ended() {
 }
 
 // exhausted says whether an attempt's failure leaves users without a VPN: it was made
-// because no slot passed and no candidate was left, and still no slot passes.
+// because no slot passed and no candidate was left, and still no slot passes. The uplink is
+// up, or the attempt would not count.
 func (m *machine) exhausted(a *OpenAttempt, e *AttemptEnd) bool {
-	return a.Kind == AttemptExhaustion && e != nil && m.o.Uplink && m.o.Healthy == 0 && m.p.MayDirect && !m.direct()
+	return a.Kind == AttemptExhaustion && e != nil && m.o.Healthy == 0 && m.p.MayDirect && !m.direct()
 }
 
+// spent says whether VPN is exhausted now.
+func (m *machine) spent() bool { return m.o.Exhausted && m.o.Uplink && m.o.Healthy == 0 }
+
 func (m *machine) uncount(a OpenAttempt) {
-	if a.Kind == AttemptEmergency || a.Kind == AttemptExhaustion {
-		m.s.Emergency = a.Prior
-	}
+	m.s.Emergency = a.Prior
 	if a.Kind == AttemptExhaustion {
 		m.s.Guarded = false
 	}
@@ -210,7 +208,7 @@ func (m *machine) fresh(e AttemptEnd) {
 	s := &m.s
 	s.Replaced = slices.DeleteFunc(s.Replaced, func(t time.Time) bool { return !t.After(e.Began) })
 	s.Failed = 0
-	s.Guarded = s.Guarded && !e.Plain // the next exhaustion has a refresh of its own
+	s.Guarded = s.Guarded && !e.Plain // one of the machine's own has to be placed first
 	if m.direct() {
 		s.Refreshed, s.Rebuilt, s.Rebuild = true, false, true
 		return // the pauses go on: its endpoints may be of no use to lanes
@@ -235,10 +233,8 @@ func (m *machine) placed() {
 	}
 	m.s.Rebuild = false
 	switch {
-	case r.OK && m.direct():
-		m.s.Rebuilt = true
-	case r.OK:
-		m.s.Guarded = false
+	case r.OK: // the next exhaustion has a refresh of its own
+		m.s.Guarded, m.s.Rebuilt = false, m.direct()
 	case m.direct(): // nothing of the pool could be used: it takes another one
 		m.s.Refreshed = false
 		m.backOff()
@@ -246,8 +242,9 @@ func (m *machine) placed() {
 	}
 }
 
+// emergencyDue is asked where the uplink is up.
 func (m *machine) emergencyDue() bool {
-	return m.p.Threshold > 0 && len(m.s.Replaced) >= m.p.Threshold && m.cooldown() == 0 && m.o.Uplink
+	return m.p.Threshold > 0 && len(m.s.Replaced) >= m.p.Threshold && m.cooldown() == 0
 }
 
 func (m *machine) tooMany() string {
@@ -256,19 +253,16 @@ func (m *machine) tooMany() string {
 
 // inVPN is while users are on lanes.
 func (m *machine) inVPN() {
-	if m.o.Astray {
-		m.act(ActDirect, "a class that is direct by hand is elsewhere")
-	}
 	if m.o.Failing != "" && (m.s.Mode == state.ModeNormal || m.s.Mode == state.ModeUnknown) {
 		m.to(state.ModeSlotRepair, "%s", m.o.Failing)
 	}
-	if m.s.Attempt != nil || m.o.Attempting || m.o.Refreshing {
+	if m.o.Attempting || m.o.Refreshing { // an open attempt is one that is under way
 		return
 	}
 	switch {
 	case m.s.Rebuild:
 		m.act(ActRebuild, "a fresh pool waits to be placed")
-	case m.o.Exhausted && m.o.Uplink && m.o.Healthy == 0:
+	case m.spent():
 		m.exhaustion()
 	case !m.o.Uplink:
 	case m.o.Force:
@@ -300,12 +294,21 @@ func (m *machine) exhaustion() {
 	}
 }
 
-// settle ends modes that only last as long as what they are named for.
+// settle ends modes that only last as long as what they are named for, also where the run
+// that was to write so was killed between the two files.
 func (m *machine) settle() {
 	switch {
-	case m.s.Mode == state.ModeEmergencyRefresh:
-		m.rest("the emergency refresh is over")
+	case m.s.Mode == state.ModeEmergencyRefresh || m.s.Failed > 0:
+		m.rest("no attempt is under way")
 	case m.s.Mode == state.ModeSlotRepair && m.o.AllUp:
 		m.to(state.ModeNormal, "every lane passes")
+	}
+}
+
+// astray brings classes to direct that belong there and are elsewhere: after a boot, or
+// after a kill before they were moved. Whatever else moves users does so along with it.
+func (m *machine) astray() {
+	if m.o.Astray && !slices.ContainsFunc(m.acts, func(a Action) bool { return a.Kind == ActDirect || a.Kind == ActLeave }) {
+		m.act(ActDirect, "a class that belongs on direct is elsewhere")
 	}
 }

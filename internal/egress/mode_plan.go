@@ -97,27 +97,28 @@ func (in *Input) fresh() map[string]bool {
 
 // modes asks the machine, once the lanes have nothing left to be found out.
 func (r *repair) modes() {
-	if len(r.waits) > 0 || slices.ContainsFunc(r.plan.Steps, func(s Step) bool { return s.If != "" || r.open(s) }) {
+	if len(r.waits) > 0 || slices.ContainsFunc(r.plan.Steps, r.open) {
 		return
 	}
 	s := r.in.modeState()
 	o := r.in.observe(s)
-	o.Healthy, o.AllUp = 0, len(r.judged) > 0
+	o.Healthy = 0
 	down := 0
 	for _, v := range r.judged {
-		up := v == health.Up || v == health.Loaded
-		o.Healthy += boolInt(up)
-		o.AllUp = o.AllUp && up
+		o.Healthy += boolInt(v == health.Up || v == health.Loaded)
 		down += boolInt(v == health.Down)
 	}
-	o.Exhausted = r.spent && down == len(r.in.Config.Lanes) && down > 0 && o.Healthy == 0
-	if o.Exhausted && !o.Uplink { // a doubtful one that answered an initiation is one
-		o.Uplink = uplinkOf(r.in) == uplinkDoubtful
+	o.AllUp = o.Healthy == len(r.in.Config.Lanes)
+	o.Exhausted = r.spent && down == len(r.in.Config.Lanes)
+	if o.Exhausted && !o.Uplink { // it is doubtful, and one that let a handshake through will do; what fails by it does not count, and pauses
+		m := machine{s: s, p: r.in.Config.modePolicy(), now: r.in.Now}
+		o.Uplink = r.wayOut() && m.retryDue()
 	}
 	r.plan.decide(r.in, s, o, r.lender)
 }
 
-// open says whether a step's outcome is not known yet.
+// open says whether a step's outcome is not known yet. A step with a condition follows one
+// that is.
 func (r *repair) open(s Step) bool {
 	switch s.Kind {
 	case StepProve:
@@ -183,10 +184,10 @@ func PlanRecover(in Input) Plan {
 	s := in.modeState()
 	o := in.observe(s)
 	o.AllUp = o.Healthy == len(in.Config.Lanes)
-	p.decide(&in, s, o, func(home string) string {
+	p.decide(&in, s, o, func(string) string { // asked for a class whose own lane does not pass
 		best := ""
 		for _, l := range in.Lanes {
-			if l.Name != home && l.Round != nil && l.Round.Pass && l.Strict != nil && *l.Strict == "" && best == "" {
+			if l.Round != nil && l.Round.Pass && l.Strict != nil && *l.Strict == "" && best == "" {
 				best = l.Name
 			}
 		}
@@ -194,7 +195,7 @@ func PlanRecover(in Input) Plan {
 	})
 	if d := in.Options.Direct; d != nil && !d.On { // classes that were direct by hand only
 		for _, l := range in.Config.Lanes {
-			if slices.Contains(d.Classes, l.Name) && !in.belongsDirect(s, l) && !isDirect(s.Mode) && in.Plane.Classes[l.Name] == direct {
+			if slices.Contains(d.Classes, l.Name) && !isDirect(s.Mode) && in.Plane.Classes[l.Name] == direct {
 				p.add(Step{Kind: StepLeave, Class: l.Name, From: direct, To: l.Name, Reason: Manual{By: d.By, Reason: d.Reason}.text()})
 			}
 		}

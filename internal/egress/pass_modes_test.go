@@ -145,6 +145,70 @@ func TestDegradedIsRetriedAndLeftByAGoodRefresh(t *testing.T) {
 	}
 }
 
+// An operator's direct interrupts degraded mode and does not end it: only a good refresh does.
+func TestDegradedOutlivesDirectByHand(t *testing.T) {
+	w := newWorld(t, 2, 5)
+	w.morning(t)
+	list := w.list
+	w.list = nil
+	if _, err := w.env.State.AddCount(t.Context(), Day(w.now), 5); err != nil {
+		t.Fatal(err)
+	}
+	w.repair(t)
+	for _, on := range []bool{true, false} {
+		if _, err := w.env.Direct(t.Context(), DirectOrder{On: on, Classes: []string{"egress1", "egress2"}, Reason: "a test"}, false); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(time.Second)
+		w.repairs(t, 5)
+		if want := map[bool]state.Mode{true: state.ModeDirect, false: state.ModeDegraded}[on]; w.mode(t) != want {
+			t.Fatalf("mode %s, want %s", w.mode(t), want)
+		}
+	}
+	w.allOn(t, "home")
+	w.list = list
+	w.pass(10 * time.Minute)
+	w.repair(t)
+	if w.mode(t) != state.ModeNormal {
+		t.Errorf("after a good refresh: mode %s, %+v", w.mode(t), w.modes(t))
+	}
+}
+
+// A refresh that nobody asked for fails during an attempt: the attempt is not booked as one
+// that was killed, and a good one leaves the placing to the next run.
+func TestAPlainRefreshDuringAnAttempt(t *testing.T) {
+	for _, good := range []bool{true, false} {
+		w := newWorld(t, 5, 9)
+		w.morning(t)
+		open := OpenAttempt{Kind: AttemptExhaustion, Began: w.now}
+		var m Memory
+		if err := w.env.State.UpdateJSON(t.Context(), memoryFile, &m, func() error {
+			m.Modes.Attempt, m.Modes.Guarded, m.Modes.Emergency = &open, true, w.now
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		lock, err := w.env.State.Lock(t.Context(), attemptLock, "another run", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !good {
+			w.list = nil
+		}
+		out, err := w.env.Refresh(t.Context(), Options{}, false)
+		if err != nil || out.Plan.HeldBack() == good {
+			t.Fatal("refresh:", out.Plan.Held, err)
+		}
+		got := w.modes(t)
+		if good && (got.Attempt != nil || got.Guarded) || !good && (got.Attempt == nil || *got.Attempt != open || !got.Guarded) || got.Failed != 0 {
+			t.Errorf("after a refresh that was good (%t): %+v", good, got)
+		}
+		if err := lock.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestDirectAndBack(t *testing.T) {
 	w := newWorld(t, 5, 9)
 	w.env.Config.Lanes[3].FailMode, w.env.Config.Lanes[4].FailMode = FailOtherLane, FailClosed

@@ -45,7 +45,7 @@ func (p *pass) loadModes(salvage bool) error {
 		}
 	}
 	p.in.Refreshing = p.in.Ended == nil && p.State.Holder("pool") != ""
-	p.in.Attempting = p.in.Ended == nil && p.out.lock == nil && p.State.Holder(attemptLock) != ""
+	p.in.Attempting = p.out.lock == nil && p.State.Holder(attemptLock) != "" // also when a refresh that nobody asked for has just ended
 	return nil
 }
 
