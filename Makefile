@@ -68,10 +68,10 @@ fmt: need-go ## format every file as lint wants it
 bench: need-go ## benchmarks
 	$(GO) test -p 1 -run '^$$' -bench . -benchmem ./...
 
-bench-edge: need-root build ## deaths behind shunt, HAProxy, nginx, keepalived and a shell loop in turn; build/bench-edge.json
+bench-edge: need-root build ## deaths behind shunt, HAProxy, nginx, keepalived and a shell loop in turn; build/bench-edge.json, .txt
 	.ci/bench-edge
 	@mkdir -p build
-	timeout --foreground 1800 bin/shunt lab run edge-bench $(BENCH) --output json >build/bench-edge.json
+	timeout --foreground 960 bin/shunt lab run edge-bench $(BENCH) --output json 2> >(tee build/bench-edge.txt >&2) >build/bench-edge.json
 
 fuzz: need-go ## each fuzz target for FUZZTIME (10s)
 	.ci/fuzz $(FUZZTIME)

@@ -104,8 +104,21 @@ if [ -n "$uninstall" ]; then
   take "$prefix/share/fish/vendor_completions.d/shunt.fish"
   take "$prefix/share/doc/shunt/shunt.yaml"
   take "$prefix/share/doc/shunt/cron"
-  [ -z "$has_systemd" ] || run systemctl daemon-reload
+  if [ -n "$has_systemd" ]; then
+    run systemctl daemon-reload
+    # A unit that failed is listed without its file until it is forgotten.
+    for unit in "$here"/systemd/*; do
+      name=$(basename "$unit")
+      case $name in *@.service) name="${name%.service}*.service" ;; esac
+      run systemctl reset-failed "$name" 2>/dev/null || true
+    done
+  fi
   echo "left in place: $config, the state directory (/var/lib/shunt unless state_dir says otherwise)"
+  # What the kernel holds goes on as it is: taking it away ends the service of its addresses.
+  echo "tables go on as they are, without anybody who watches them:"
+  echo "  table inet shunt_edge leads virtual addresses; to remove it: nft delete table inet shunt_edge"
+  echo "  table inet shunt_egress and the lanes' rules and routes lead users; to remove them, before this: shunt egress plane --remove"
+  echo "  (now: nft delete table inet shunt_egress, and the ip rules and routes of egress.lanes by hand)"
   [ "$changed" != 0 ] || echo "nothing to remove"
   exit 0
 fi
@@ -141,4 +154,5 @@ if [ -n "$has_systemd" ]; then
   echo "with services in edge.services: systemctl disable --now shunt-egress-repair.timer; systemctl enable --now shunt-edge-retarget.timer shunt-watchdog-a.timer shunt-watchdog-b.timer"
 else
   echo "then: cp $prefix/share/doc/shunt/cron /etc/cron.d/shunt"
+  echo "with services in edge.services: take the # away from its lines of shunt edge and shunt watchdog"
 fi

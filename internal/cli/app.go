@@ -21,7 +21,9 @@ type app struct {
 
 	flags   globalFlags
 	level   *slog.LevelVar
-	started bool // a command's own code runs: what fails before is a usage error
+	started bool            // a command's own code runs: what fails before is a usage error
+	said    map[string]bool // complaints of the configuration
+	unkept  bool            // it was said that no copy of the configuration could be kept
 }
 
 // globalFlags are the flags of every command.
@@ -35,7 +37,9 @@ type globalFlags struct {
 }
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer, environ []string, now func() time.Time) *app {
-	a := &app{Stdin: stdin, Stdout: stdout, Stderr: stderr, Environ: environ, Now: now, level: new(slog.LevelVar)}
+	a := &app{
+		Stdin: stdin, Stdout: stdout, Stderr: stderr, Environ: environ, Now: now, level: new(slog.LevelVar), said: map[string]bool{},
+	}
 	a.flags.Output = outputText
 	a.Log = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: a.level, ReplaceAttr: a.attr}))
 	return a
@@ -91,14 +95,17 @@ func (a *app) print(v any, text func(w io.Writer)) error {
 	return nil
 }
 
-// warnf writes a warning line to stderr.
-func (a *app) warnf(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "shunt: warning: %s\n", fmt.Sprintf(format, args...))
-}
+// warnf writes a warning to stderr.
+func (a *app) warnf(format string, args ...any) { a.lines("warning", fmt.Sprintf(format, args...)) }
 
-// hintf writes a hint line to stderr.
-func (a *app) hintf(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "shunt: hint: %s\n", fmt.Sprintf(format, args...))
+// hintf writes a hint to stderr.
+func (a *app) hintf(format string, args ...any) { a.lines("hint", fmt.Sprintf(format, args...)) }
+
+// lines writes a text to stderr, each of its lines by what it is.
+func (a *app) lines(word, text string) {
+	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
+		fmt.Fprintf(a.Stderr, "shunt: %s: %s\n", word, line)
+	}
 }
 
 // outputFormat is the value of --output.

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -30,6 +32,9 @@ type edgeFunc func(ctx context.Context, e *edgeEnv, o edge.Options) (edge.Result
 type edgeResult struct {
 	DryRun bool   `json:"dry_run"`
 	Failed string `json:"failed,omitempty"`
+	// Unheard are the replicas that do not know of the holds which this run made or took
+	// back: those are kept on the machine that they are given on.
+	Unheard []string `json:"unheard,omitempty"`
 	edge.Result
 }
 
@@ -45,6 +50,10 @@ that lags behind, a table that is missing. A healthy target stays where it is (s
 when a better candidate recovers.
 
 With --dry-run it says whose traffic would move, from where to where, and why.
+
+Exit code 3: applied in part, or replicas differ or can't be reached. 4: held back by a guard.
+5: changes pending (--dry-run --exit-code). 75: another run commits. The others are those of
+every command.
 
 Reads: configuration, edge.json, edge-holds.json, nftables tables, candidates.
 Writes: elements of table inet shunt_edge here and on the replicas, conntrack entries of dead
@@ -77,6 +86,19 @@ func (o *askFlags) addAsk(f *pflag.FlagSet, force string) {
 	f.BoolVar(&o.Force, "force", false, force)
 }
 
+// check refuses words that would break the lines they are shown in.
+func (o *askFlags) check() error {
+	return errors.Join(plainText("--owner", o.Owner), plainText("--reason", o.Reason))
+}
+
+// plainText refuses a word of the command line that is no single line of text.
+func plainText(flag, text string) error {
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return usageError("one line, without tabs and control characters", "%s %q", flag, text)
+	}
+	return nil
+}
+
 func (o *askFlags) ask(a *app, args []string) edge.Ask {
 	ask := edge.Ask{Service: args[0], Owner: o.Owner, Reason: o.Reason, For: o.For, Force: o.Force}
 	if len(args) > 1 {
@@ -95,13 +117,17 @@ func newDrainCommand(a *app) *cobra.Command {
 		Short: "Leave a candidate out of new connections",
 		Long: `New connections go elsewhere; those that are open stay. The hold is the operator's word: it
 outlasts restarts, a healthy answer does not clear it, and it ends by ` + "`shunt edge enable`" + ` or
-after --for. Where no other candidate is known to be healthy it is refused (exit 4).
+after --for. Where no other candidate is known to be healthy it is refused (exit 4). It is kept
+on this machine alone: where replicas share the address, give it on each that may hold it.
 
 Reads and writes what ` + "`shunt edge retarget`" + ` does, and edge-holds.json.`,
 		Args: exactArgs("SERVICE", "CANDIDATE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.For < 0 || cmd.Flags().Changed("for") && o.For == 0 {
 				return usageError("a time such as 30m", "--for %s", o.For)
+			}
+			if err := o.check(); err != nil {
+				return err
 			}
 			return a.runEdge(cmd.Context(), "drain", o.planFlags, func(ctx context.Context, e *edgeEnv, eo edge.Options) (edge.Result, error) {
 				return e.Drain(ctx, o.ask(a, args), eo)
@@ -125,6 +151,9 @@ serves again when it is its turn. A hold of another owner stays, unless --force.
 Reads and writes what ` + "`shunt edge retarget`" + ` does, and edge-holds.json.`,
 		Args: exactArgs("SERVICE", "CANDIDATE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
 			return a.runEdge(cmd.Context(), "enable", o.planFlags, func(ctx context.Context, e *edgeEnv, eo edge.Options) (edge.Result, error) {
 				return e.Enable(ctx, o.ask(a, args), eo)
 			})
@@ -169,11 +198,11 @@ func (a *app) runEdge(ctx context.Context, command string, o planFlags, pass edg
 		return a.replayEdge(command, o)
 	}
 	ctx = a.withPoints(ctx)
-	c, err := a.loadToRun(ctx, config.SectionEdge, !o.DryRun, hasServices)
+	c, err := a.loadToRun(ctx, config.SectionEdge, !o.DryRun, fitsHere)
 	if err != nil {
 		return err
 	}
-	e, err := a.openEdge(c, "edge "+command, !o.DryRun)
+	e, err := a.openEdge(ctx, c, "edge "+command, o.access(command))
 	if err != nil {
 		return err
 	}
@@ -186,9 +215,27 @@ func (a *app) runEdge(ctx context.Context, command string, o planFlags, pass edg
 		err = errors.Join(err, writeInput(ctx, o.Record, out.Input))
 	}
 	if err != nil {
+		if blind := e.blind(); blind != nil {
+			return blind
+		}
 		return edgeError(err)
 	}
+	if e.unwritten != nil && !o.DryRun {
+		out.Partial = errors.Join(e.unwritten, out.Partial)
+	}
 	return a.edgeOutcome(o, out)
+}
+
+// access is what a command wants of the state folder: what an operator says must be kept, a
+// move must not wait for a disk.
+func (o planFlags) access(command string) access {
+	switch {
+	case o.DryRun:
+		return looks
+	case command == edge.CommandRetarget:
+		return moves
+	}
+	return acts
 }
 
 // edgeError gives an operator's slip its code.
@@ -204,6 +251,15 @@ func edgeError(err error) error {
 	return err
 }
 
+// fitsHere refuses what this machine can't go by: it is not kept for later runs either.
+func fitsHere(c config.Config) error {
+	if err := hasServices(c); err != nil {
+		return err
+	}
+	_, err := nodeName(c.Edge)
+	return err
+}
+
 func hasServices(c config.Config) error {
 	if len(c.Edge.Services) > 0 {
 		return nil
@@ -216,7 +272,7 @@ func hasServices(c config.Config) error {
 
 // edgeOutcome prints the plan and turns it into an exit code.
 func (a *app) edgeOutcome(o planFlags, out edge.Result) error {
-	res := edgeResult{DryRun: o.DryRun, Result: out}
+	res := edgeResult{DryRun: o.DryRun, Result: out, Unheard: unheard(out)}
 	if out.Partial != nil {
 		res.Failed = out.Partial.Error()
 	}
@@ -228,9 +284,16 @@ func (a *app) edgeOutcome(o planFlags, out edge.Result) error {
 	if err != nil {
 		return err
 	}
+	if len(res.Unheard) > 0 {
+		a.warnf("holds are kept on the machine that they are given on: %s does not know of this", strings.Join(res.Unheard, ", "))
+		a.hintf("give the same word there too, with --force: else a machine that becomes the writer goes by its own")
+	}
 	var damage *state.DamageError
+	var unwritten *unwrittenError
 	p := out.Plan
 	switch {
+	case errors.As(out.Partial, &unwritten):
+		return &exitError{Code: exitPartly, Err: out.Partial, Hint: unwrittenHint}
 	case errors.As(out.Partial, &damage):
 		return &exitError{Code: exitPartly, Err: out.Partial, Hint: damage.Hint}
 	case out.Partial != nil:
@@ -247,6 +310,22 @@ func (a *app) edgeOutcome(o planFlags, out edge.Result) error {
 		return &exitError{Code: exitBusy}
 	}
 	return nil
+}
+
+// unheard are the replicas that an operator's word does not get to.
+func unheard(out edge.Result) []string {
+	c := out.Input.Command
+	if c != edge.CommandDrain && c != edge.CommandEnable ||
+		!slices.ContainsFunc(out.Plan.Steps, func(s edge.Step) bool { return s.Kind == edge.StepHold || s.Kind == edge.StepRelease }) {
+		return nil
+	}
+	var others []string
+	for _, r := range out.Input.Config.Replicas {
+		if r.Name != out.Input.Node {
+			others = append(others, r.Name)
+		}
+	}
+	return others
 }
 
 func (a *app) replayEdge(command string, o planFlags) error {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -24,7 +25,7 @@ func (a *app) lookEdge(ctx context.Context, command string, f func(context.Conte
 	if err := hasServices(c); err != nil {
 		return err
 	}
-	e, err := a.openEdge(c, "edge "+command, false)
+	e, err := a.openEdge(ctx, c, "edge "+command, looks)
 	if err != nil {
 		return err
 	}
@@ -47,7 +48,10 @@ it explains every service. It asks no candidate and changes nothing.`,
 				if err != nil {
 					return edgeError(err)
 				}
-				return a.print(list, func(w io.Writer) { edge.ExplainText(w, list) })
+				if err := a.print(list, func(w io.Writer) { edge.ExplainText(w, list) }); err != nil {
+					return err
+				}
+				return e.blind()
 			})
 		},
 	}
@@ -61,7 +65,7 @@ func newEdgeCheckCommand(a *app) *cobra.Command {
 		Use:   "check",
 		Short: "Find what failovers would stumble over, with its mend",
 		Long: `Looks at what services stand on: forwarding, connection tracking, reverse path filters, the
-candidates' places and ways back, the replicas' tables, this machine's clock, keepalived's
+candidates' places and ways back (also by the connections that are under way), the replicas' tables, this machine's clock, keepalived's
 configuration. Each finding comes with its mend. Nothing is changed and no candidate is asked.
 
 Exit code 3: a replica can't be reached or differs. 4: another finding that is no warning.`,
@@ -72,7 +76,11 @@ Exit code 3: a replica can't be reached or differs. 4: another finding that is n
 				if err != nil {
 					return err
 				}
-				return a.findings(edge.Check(f))
+				list := edge.Check(f)
+				if e.blind() != nil {
+					unseen(list, e.Node)
+				}
+				return a.findings(list)
 			})
 		},
 	}
@@ -92,7 +100,17 @@ func checkFacts(ctx context.Context, c config.Config, e *edgeEnv) (edge.Facts, e
 	if text, err := os.ReadFile(keepalivedConf); err == nil {
 		f.Lint = edge.LintKeepalived([]edge.ConfigFile{{Name: keepalivedConf, Text: string(text)}}, c.Edge)
 	}
+	addFlows(ctx, &f, e.flows)
 	return f, nil
+}
+
+// unseen says of this machine's own table what we know: that is not how it is reached.
+func unseen(list []edge.Finding, node string) {
+	for i, f := range list {
+		if f.Where == node && f.Code == edge.FindUnreachable {
+			list[i].Text, list[i].Mend = "this machine's tables can't be seen by this user: whether they are right is not known", "run it as root"
+		}
+	}
 }
 
 const keepalivedConf = "/etc/keepalived/keepalived.conf"
@@ -173,11 +191,21 @@ password is shown. Exit code 4: a trap that is no warning.`,
 	f := cmd.Flags()
 	o.addFlags(f, "accepted everywhere: traps always set the exit code")
 	f.StringVar(&o.Replica, "replica", "", "only that of this `REPLICA`")
-	f.StringVar(&o.Options.Interface, "interface", "", "that clients come in by (default eth0)")
+	f.StringVar(&o.Options.Interface, "interface", "", "`NAME` of the interface that clients come in by (default eth0)")
 	f.IntVar(&o.Options.VRID, "vrid", 0, "virtual router `ID`, 1 to 255 (default: made from the addresses)")
 	f.StringVar(&o.Options.Program, "program", "", "`PATH` of shunt on the replicas (default /usr/local/bin/shunt)")
 	f.StringArrayVar(&o.Lint, "lint", nil, "look for traps in `FILE` (may be given several times)")
 	return cmd
+}
+
+// vrrp says whether a file of keepalived's has what the traps are about.
+func vrrp(text []byte) bool {
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 0 && (f[0] == "vrrp_instance" || f[0] == "vrrp_sync_group" || f[0] == "include") {
+			return true
+		}
+	}
+	return false
 }
 
 func runKeepalived(a *app, o keepalivedFlags) error {
@@ -193,7 +221,16 @@ func runKeepalived(a *app, o keepalivedFlags) error {
 		for _, name := range o.Lint {
 			text, err := os.ReadFile(name)
 			if err != nil {
-				return &exitError{Code: exitConfig, Err: err}
+				return &exitError{
+					Code: exitConfig, Err: fmt.Errorf("--lint: %w", err),
+					Hint: "name the files of keepalived's configuration that can be read here, such as " + keepalivedConf + "; copy those of other machines first",
+				}
+			}
+			if !vrrp(text) {
+				return &exitError{
+					Code: exitConfig, Err: fmt.Errorf("--lint: %s: no vrrp_instance in it: this is no configuration of keepalived that holds an address", name),
+					Hint: "name such a file, such as " + keepalivedConf + ", or the one that it includes",
+				}
 			}
 			files = append(files, edge.ConfigFile{Name: name, Text: string(text)})
 		}
@@ -201,7 +238,11 @@ func runKeepalived(a *app, o keepalivedFlags) error {
 	}
 	files, err := edge.Keepalived(c.Edge, o.Options)
 	if err != nil {
-		return &exitError{Code: exitConfig, Err: err}
+		hint := ""
+		if len(c.Edge.Replicas) == 0 {
+			hint = "name the machines that may hold the addresses in edge.replicas; one that is alone holds them itself"
+		}
+		return &exitError{Code: exitConfig, Err: err, Hint: hint}
 	}
 	if o.Replica != "" {
 		all := files
@@ -211,7 +252,7 @@ func runKeepalived(a *app, o keepalivedFlags) error {
 			for _, f := range all {
 				names = append(names, f.Replica)
 			}
-			return usageError(fmt.Sprintf("there is: %v", names), "--replica %s: no such replica", o.Replica)
+			return usageError("there is: "+strings.Join(names, ", "), "--replica %s: no such replica", o.Replica)
 		}
 	}
 	return a.print(files, func(w io.Writer) {

@@ -20,7 +20,9 @@ import (
 // edgeStatus is the domain's, with the watchdog's last sign of life.
 type edgeStatus struct {
 	edge.Status
-	Watchdog *watchdog.Beat `json:"watchdog,omitempty"` // nil = there never was one
+	Watchdog *watchdog.Beat `json:"watchdog,omitempty"`      // nil = there never was one
+	Late     bool           `json:"watchdog_late,omitempty"` // it is overdue
+	wanted   bool           // by the configuration
 }
 
 func newEdgeStatusCommand(a *app) *cobra.Command {
@@ -41,10 +43,16 @@ differ or can't be reached make the exit code 3.`,
 				}
 				s := edgeStatus{Status: found}
 				s.addBeat(e, c)
+				if e.unwritten != nil {
+					s.Problems = append(s.Problems, e.unwritten.Error())
+				}
 				if err := a.print(s, s.text); err != nil {
 					return err
 				}
+				blind := e.blind()
 				switch {
+				case blind != nil:
+					return blind
 				case !s.Agrees():
 					return &exitError{Code: exitPartly}
 				case o.ExitCode && (!s.Well() || len(s.Held) > 0):
@@ -61,6 +69,7 @@ differ or can't be reached make the exit code 3.`,
 // addBeat reads the watchdog's last sign of life. Late, it is a problem where a watchdog is
 // wanted at all.
 func (s *edgeStatus) addBeat(e *edgeEnv, c config.Config) {
+	s.wanted = c.Watchdog.Edge || c.Watchdog.Egress
 	b, err := watchdog.ReadBeat(e.State)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -69,13 +78,13 @@ func (s *edgeStatus) addBeat(e *edgeEnv, c config.Config) {
 		s.Problems = append(s.Problems, err.Error())
 		return
 	}
-	s.Watchdog = &b
+	s.Watchdog, s.Late = &b, b.Late(s.Time)
 	switch {
-	case !b.Late(s.Time):
+	case !s.Late:
 		for _, object := range slices.Sorted(maps.Keys(b.Troubles)) {
 			s.Problems = append(s.Problems, fmt.Sprintf("watchdog: %s: %s", object, b.Troubles[object]))
 		}
-	case c.Watchdog.Edge || c.Watchdog.Egress:
+	case s.wanted:
 		s.Problems = append(s.Problems, fmt.Sprintf("watchdog: no sign of life since %s: look at its timers, or remove %s where none is wanted",
 			b.At.UTC().Format(time.RFC3339), e.State.Path(watchdog.BeatFile)))
 	}
@@ -83,7 +92,21 @@ func (s *edgeStatus) addBeat(e *edgeEnv, c config.Config) {
 
 func (s *edgeStatus) text(w io.Writer) {
 	s.Text(w)
-	if b := s.Watchdog; b != nil && !b.Ended && !b.Late(s.Time) {
-		fmt.Fprintf(w, "watchdog at work: sign of life %s ago, %d of %d tripwires armed\n", max(0, s.Time.Sub(b.At)).Round(time.Second), b.Armed, b.Wires)
+	b := s.Watchdog
+	if b == nil {
+		if s.wanted {
+			fmt.Fprintln(w, "watchdog: none has worked here yet")
+		}
+		return
+	}
+	ago, who := max(0, s.Time.Sub(b.At)).Round(time.Second), fmt.Sprintf("%s (pid %d)", b.Holder, b.PID)
+	switch {
+	case s.Late && s.wanted:
+		fmt.Fprintf(w, "watchdog late: last sign of life %s ago, by %s\n", ago, who)
+	case s.Late:
+	case b.Ended:
+		fmt.Fprintf(w, "watchdog between two runs: last sign of life %s ago, by %s\n", ago, who)
+	default:
+		fmt.Fprintf(w, "watchdog at work: sign of life %s ago, by %s, until %s; %d of %d tripwires armed\n", ago, who, b.Until.UTC().Format(time.TimeOnly), b.Armed, b.Wires)
 	}
 }

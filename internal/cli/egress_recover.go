@@ -67,6 +67,9 @@ func runDirect(ctx context.Context, a *app, o directOptions) error {
 	if strings.TrimSpace(o.Reason) == "" && o.Input == "" {
 		return usageError("add --reason TEXT", "direct by hand needs a reason")
 	}
+	if err := plainText("--reason", o.Reason); err != nil {
+		return err
+	}
 	return a.runPass(ctx, "recover", o.planFlags, func(ctx context.Context, e *egressEnv, dryRun bool) (egress.Outcome, error) {
 		for _, c := range o.Classes {
 			if _, ok := e.Config.Lane(c); !ok {

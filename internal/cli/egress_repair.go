@@ -8,6 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shunt-net/shunt/internal/egress"
+	"github.com/shunt-net/shunt/internal/run"
+	"github.com/shunt-net/shunt/internal/state"
 )
 
 type repairOptions struct {
@@ -28,7 +30,8 @@ put in place and checked on the lane, and the users come home. While the uplink 
 down nothing is recorded, counted or replaced.
 
 Run it each second from a service (--rounds 60 --interval 1s, started anew at its end), or more
-seldom from cron: the verdict then takes longer, the rest is the same.
+seldom from cron: the verdict then takes longer, the rest is the same. While a watchdog or
+another such run looks at the lanes each second, rounds of --rounds are left to it.
 
 Reads: configuration, quarantine.tsv, state.kv, fail-counter, egress.json, pools, lanes.
 Writes: the same but pools, events.jsonl, lane devices, table inet shunt_egress, rules,
@@ -52,29 +55,49 @@ func runRepair(ctx context.Context, a *app, o repairOptions) error {
 		return usageError("leave --rounds out", "--rounds and --dry-run exclude each other")
 	}
 	return a.runPass(ctx, "repair", o.planFlags, func(ctx context.Context, e *egressEnv, dryRun bool) (egress.Outcome, error) {
-		var all egress.Outcome
-		work := &background{env: e}
-		if o.Rounds > 1 {
-			e.Later = work.take
+		if o.Rounds == 1 { // what was asked for by hand, or by cron, is looked at whoever else looks
+			return e.Repair(ctx, dryRun)
 		}
-		defer work.wait()
-		for i := 0; i < o.Rounds || work.busy() && ctx.Err() == nil; i++ {
-			began := a.Now()
-			out, err := e.Repair(ctx, dryRun)
-			if err != nil && (ctx.Err() != nil || o.Rounds == 1) {
+		return a.repairRounds(ctx, e, o)
+	})
+}
+
+// repairRounds makes the rounds that are nobody else's. Where all of them were, the error
+// says whose.
+func (a *app) repairRounds(ctx context.Context, e *egressEnv, o repairOptions) (egress.Outcome, error) {
+	var all egress.Outcome
+	var busy *state.BusyError
+	work := &background{env: e}
+	e.Later = work.take
+	defer work.wait()
+	turn := &laneTurn{env: e}
+	defer turn.end()
+	made := 0
+	for i := 0; i < o.Rounds || work.busy() && ctx.Err() == nil; i++ {
+		began := a.Now()
+		pause := e.Wait
+		err := turn.take(ctx)
+		if errors.As(err, &busy) {
+			err, pause = nil, func(ctx context.Context, d time.Duration) { _ = run.Pause(ctx, d) }
+		} else if err == nil {
+			var out egress.Outcome
+			out, err = e.Repair(ctx, false)
+			if err != nil && ctx.Err() != nil {
 				return out, err
 			}
-			all = egress.Outcome{
-				Input: out.Input, Plan: out.Plan, Applied: all.Applied + out.Applied,
-				Partial: errors.Join(all.Partial, out.Partial, err),
-			}
-			if i+1 < o.Rounds || work.busy() {
-				e.Wait(ctx, o.Interval-a.Now().Sub(began))
-			}
-			if ctx.Err() != nil {
-				return all, ctx.Err()
-			}
+			made++
+			all = egress.Outcome{Input: out.Input, Plan: out.Plan, Applied: all.Applied + out.Applied, Partial: errors.Join(all.Partial, out.Partial)}
 		}
-		return all, nil
-	})
+		all.Partial = errors.Join(all.Partial, err)
+		if i+1 < o.Rounds || work.busy() {
+			pause(ctx, o.Interval-a.Now().Sub(began))
+		}
+		if ctx.Err() != nil {
+			return all, ctx.Err()
+		}
+	}
+	if made == 0 && all.Partial == nil {
+		return all, busy
+	}
+	return all, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/shunt-net/shunt/internal/config"
 	"github.com/shunt-net/shunt/internal/state"
@@ -75,6 +76,8 @@ func classify(err error, started, interrupted bool) *exitError {
 		return &exitError{Code: exitDone}
 	case interrupted && (errors.Is(err, context.Canceled) || !errors.As(err, &exit)):
 		return &exitError{Code: exitInterrupted, Err: fmt.Errorf("interrupted: %w", err)}
+	case errors.As(err, &exit) && exit.Err != nil && len(parts(err)) > 1:
+		return &exitError{Code: exit.Code, Err: err, Hint: exit.Hint}
 	case errors.As(err, &exit):
 		return exit
 	case errors.As(err, &cfg):
@@ -95,17 +98,25 @@ func classify(err error, started, interrupted bool) *exitError {
 
 // report writes the error and hint lines and returns the code.
 func (a *app) report(e *exitError) int {
-	var cfg *configError
-	switch {
-	case errors.As(e.Err, &cfg):
+	seen := map[string]bool{}
+	for _, err := range parts(e.Err) {
+		var cfg *configError
+		if !errors.As(err, &cfg) {
+			if text := err.Error(); !seen[text] { // two parts of a run may meet one and the same
+				seen[text] = true
+				a.lines("error", text)
+			}
+			continue
+		}
 		for _, c := range cfg.Complaints {
-			a.errorLine(c.String())
-			if c.Hint != "" {
-				a.hintf("%s", c.Hint)
+			if text := c.String(); !seen[text] {
+				seen[text] = true
+				a.lines("error", text)
+				if c.Hint != "" {
+					a.hintf("%s", c.Hint)
+				}
 			}
 		}
-	case e.Err != nil:
-		a.errorLine(e.Err.Error())
 	}
 	if e.Hint != "" {
 		a.hintf("%s", e.Hint)
@@ -113,4 +124,25 @@ func (a *app) report(e *exitError) int {
 	return e.Code
 }
 
-func (a *app) errorLine(msg string) { fmt.Fprintf(a.Stderr, "shunt: error: %s\n", msg) }
+// parts are the errors that one was joined of; nil has none.
+func parts(err error) []error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error }) // what is wrapped stays together with its wrapping
+	if !ok {
+		return []error{err}
+	}
+	texts := make([]string, 0, 2)
+	for _, one := range joined.Unwrap() {
+		texts = append(texts, one.Error())
+	}
+	if err.Error() != strings.Join(texts, "\n") { // fmt.Errorf with several %w says more than they do
+		return []error{err}
+	}
+	var out []error
+	for _, one := range joined.Unwrap() {
+		out = append(out, parts(one)...)
+	}
+	return out
+}

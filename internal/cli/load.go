@@ -3,10 +3,13 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 
 	"github.com/shunt-net/shunt/internal/config"
 	"github.com/shunt-net/shunt/internal/state"
@@ -61,12 +64,15 @@ func (a *app) loadToRun(ctx context.Context, section string, acts bool, fit func
 }
 
 func (a *app) loadWith(o config.Options) (config.Config, error) {
-	c, _, err := a.loadSaying(o)
+	c, complaints, err := a.loadQuiet(o)
+	if err == nil {
+		a.say(complaints, o.Sections...)
+	}
 	return c, err
 }
 
-// loadSaying loads, writes the warnings out, and returns all complaints too.
-func (a *app) loadSaying(o config.Options) (config.Config, []config.Complaint, error) {
+// loadQuiet loads, and returns what it has to say without saying it.
+func (a *app) loadQuiet(o config.Options) (config.Config, []config.Complaint, error) {
 	usual := seldomGC()
 	c, complaints, err := config.Load(o)
 	usual()
@@ -76,32 +82,46 @@ func (a *app) loadSaying(o config.Options) (config.Config, []config.Complaint, e
 	if bad := config.Blocking(complaints, o.Sections...); len(bad) > 0 {
 		return c, nil, &configError{Complaints: bad}
 	}
-	for _, w := range complaints {
-		a.warnf("%s", w)
-		if w.Hint != "" {
-			a.hintf("%s", w.Hint)
-		}
-	}
 	a.setLevel(c.Log.Level.Slog())
 	return c, complaints, nil
 }
 
+// say writes warnings out, each once. Advice about a section that the command does not read is
+// left to those that do; a fault of it is said.
+func (a *app) say(complaints []config.Complaint, sections ...string) {
+	for _, w := range complaints {
+		advice := w.Warning && slices.Contains([]string{config.SectionEdge, config.SectionEgress}, w.Section)
+		if advice && len(sections) > 0 && !slices.Contains(sections, w.Section) {
+			continue
+		}
+		text := w.String()
+		if a.said[text] {
+			continue
+		}
+		a.said[text] = true
+		a.warnf("%s", text)
+		if w.Hint != "" {
+			a.hintf("%s", w.Hint)
+		}
+	}
+}
+
 // loadParts is loadOrLastGood for a run of several parts that can do without each other:
 // section is what all of them need, and of gives the configuration of a part. The file is
-// read, and its warnings are said, once, unless a part of it does not pass.
-func (a *app) loadParts(section string) (c config.Config, of func(part string) (config.Config, error), err error) {
+// read once, unless a part of it does not pass; say writes its warnings out.
+func (a *app) loadParts(section string) (c config.Config, of func(part string) (config.Config, error), say func(), err error) {
 	o := a.loadOptions(section)
 	o.LastGood = config.LastGoodName(config.File(o), section)
-	c, complaints, err := a.loadSaying(o)
+	c, complaints, err := a.loadQuiet(o)
 	if err != nil {
-		return c, nil, err
+		return c, nil, nil, err
 	}
 	return c, func(part string) (config.Config, error) {
 		if !c.From.LastGood && len(config.Blocking(complaints, part)) == 0 {
 			return c, nil
 		}
 		return a.loadOrLastGood(part)
-	}, nil
+	}, func() { a.say(complaints) }, nil
 }
 
 // unreadable is a configuration file that could not be read.
@@ -114,8 +134,24 @@ func (a *app) unreadable(err error) error {
 }
 
 // keepConfig saves the file that passed as the last good copy of a section. Commands that
-// change things call it after load; a copy that is the same already is left alone.
+// change things call it after load. A disk that does not take the copy is a warning: what moves
+// traffic needs none. Who may not write to the state folder at all is told so.
 func (a *app) keepConfig(ctx context.Context, c config.Config, section string) error {
+	err := writeLastGood(ctx, c, section)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		return fmt.Errorf("state folder: %w", err)
+	case !a.unkept:
+		a.unkept = true
+		a.warnf("no copy of this configuration for runs after a bad edit: %s", err)
+	}
+	return nil
+}
+
+// writeLastGood writes the copy, and leaves one alone that is the same already.
+func writeLastGood(ctx context.Context, c config.Config, section string) error {
 	if c.From.LastGood {
 		return nil
 	}
@@ -124,10 +160,7 @@ func (a *app) keepConfig(ctx context.Context, c config.Config, section string) e
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return fmt.Errorf("last good configuration: %w", err)
+		return err
 	}
-	if err := state.WriteFile(ctx, path, c.From.Raw, 0o600); err != nil {
-		return fmt.Errorf("last good configuration: %w", err)
-	}
-	return nil
+	return state.WriteFile(ctx, path, c.From.Raw, 0o600)
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -67,11 +68,18 @@ func runWatchdog(cmd *cobra.Command, a *app, o watchdogFlags) error {
 		return err
 	}
 	if err := a.print(sum, func(out io.Writer) {
+		if quiet := !a.flags.Verbose && !o.Once && len(sum.Moves)+int(sum.Hints+sum.Failed) == 0; quiet { //nolint:gosec // counts
+			return // a line each minute of each day tells nothing
+		}
 		fmt.Fprintf(out, "watched: %d probes, %d hints (%d deaths), %d moves, %d rounds of lanes\n", sum.Probes, sum.Hints, sum.Dead, len(sum.Moves), sum.Egress)
 	}); err != nil {
 		return err
 	}
-	if sum.Partial != nil {
+	var unwritten *unwrittenError
+	switch {
+	case errors.As(sum.Partial, &unwritten):
+		return &exitError{Code: exitPartly, Err: sum.Partial, Hint: unwrittenHint}
+	case sum.Partial != nil && !errors.Is(sum.Partial, errBehind):
 		return &exitError{Code: exitPartly, Err: sum.Partial}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shunt-net/shunt/internal/config"
+	"github.com/shunt-net/shunt/internal/egress"
 	"github.com/shunt-net/shunt/internal/state"
 	"github.com/shunt-net/shunt/internal/watchdog"
 )
@@ -15,25 +16,31 @@ import (
 type watched struct {
 	config.Config
 	Edge, Egress *config.Config
-	faults       []error // of halves that can't be watched
-	file         []byte  // what stood in the file, whatever was taken
+	faults       map[string]error // section -> why that half can't be watched
+	file         []byte           // what stood in the file, whatever was taken
+	mark         fileMark         // of that file
 }
+
+// errNothing says that the configuration asks for nothing to be watched.
+var errNothing = errors.New("nothing to watch")
 
 // loadWatched reads the configuration; each half may be of another copy of the file.
 func (a *app) loadWatched() (*watched, error) {
-	file := plainFile(config.File(a.loadOptions())) // before it is judged: a change in between is seen later
-	c, of, err := a.loadParts(config.SectionWatchdog)
+	path := config.File(a.loadOptions())
+	mark := fileState(path) // before it is read, and that before it is judged: a change in between is seen later
+	file := plainFile(path)
+	c, of, say, err := a.loadParts(config.SectionWatchdog)
 	if err != nil {
 		return nil, err
 	}
-	l := &watched{Config: c, file: file}
+	l := &watched{Config: c, faults: map[string]error{}, file: file, mark: mark}
 	half := func(section string, wanted bool, into **config.Config) {
 		if !wanted {
 			return
 		}
 		part, err := of(section)
 		if err != nil {
-			l.faults = append(l.faults, err)
+			l.faults[section] = err
 			return
 		}
 		*into = &part
@@ -48,14 +55,20 @@ func (a *app) loadWatched() (*watched, error) {
 	}
 	switch {
 	case l.Edge != nil || l.Egress != nil:
+		say()
 		return l, nil
 	case len(l.faults) > 0:
-		return nil, errors.Join(l.faults...)
+		return nil, l.fault()
 	}
 	return nil, &exitError{
-		Code: exitConfig, Err: fmt.Errorf("%s: nothing to watch", c.From.File),
+		Code: exitConfig, Err: fmt.Errorf("%s: %w", c.From.File, errNothing),
 		Hint: "edge.services or egress.lanes, with watchdog.edge or watchdog.egress on",
 	}
+}
+
+// fault is all that keeps halves from being watched.
+func (l *watched) fault() error {
+	return errors.Join(l.faults[config.SectionEdge], l.faults[config.SectionEgress])
 }
 
 // watching is what a run has open, for one configuration.
@@ -64,10 +77,12 @@ type watching struct {
 	from   *watched
 	asked  watchdog.Options // by flags
 	opts   watchdog.Options
-	ready  chan struct{} // closed when it waits for the lock
-	works  atomic.Bool   // it has the lock
+	ready  chan struct{}            // closed when it waits for the lock
+	works  atomic.Bool              // it has the lock
+	judged atomic.Pointer[fileMark] // of the file that this run goes by
 	edge   *edgeEnv
 	egress *egressEnv
+	turn   *laneTurn // nil = no rounds, or one only
 	alerts *alerts
 	work   *background
 }
@@ -76,6 +91,7 @@ type watching struct {
 // other half can be watched.
 func (a *app) openWatching(ctx context.Context, l *watched, asked watchdog.Options) (*watching, error) {
 	w := &watching{app: a, from: l, asked: asked, opts: asked, ready: make(chan struct{})}
+	w.judged.Store(&l.mark)
 	if w.opts.Interval == 0 {
 		w.opts.Interval = l.Watchdog.Interval
 	}
@@ -86,34 +102,41 @@ func (a *app) openWatching(ctx context.Context, l *watched, asked watchdog.Optio
 	if err := a.keepConfig(ctx, l.Config, config.SectionWatchdog); err != nil {
 		return nil, err
 	}
-	faults := l.faults
 	if l.Edge != nil {
 		if err := w.openEdge(ctx, *l.Edge); err != nil {
-			faults = append(faults, err)
+			l.faults[config.SectionEdge] = err
 		}
 	}
 	if l.Egress != nil {
 		if err := w.openEgress(ctx, *l.Egress); err != nil {
-			faults = append(faults, err)
+			l.faults[config.SectionEgress] = err
 		}
 	}
 	if w.opts.State == nil {
-		return nil, errors.Join(faults...)
+		return nil, l.fault()
 	}
-	for _, err := range faults {
-		w.warnf("%s", err)
+	for _, section := range []string{config.SectionEdge, config.SectionEgress} {
+		var said *configError // a warning of the file
+		if err := l.faults[section]; err != nil && !errors.As(err, &said) {
+			w.warnf("%s", err)
+		}
 	}
 	return w, nil
 }
 
 func (w *watching) openEdge(ctx context.Context, c config.Config) error {
-	if err := w.keepConfig(ctx, c, config.SectionEdge); err != nil {
-		return err
-	}
-	e, err := w.app.openEdge(c, "watchdog", true)
+	e, err := w.app.openEdge(ctx, c, "watchdog", moves)
 	if err != nil {
 		return err
 	}
+	if e.unwritten != nil {
+		w.warnf("%s", e.unwritten)
+		w.hintf("%s", unwrittenHint)
+	}
+	if err := w.keepConfig(ctx, c, config.SectionEdge); err != nil { // what could be opened passes for later runs
+		return errors.Join(err, e.Close())
+	}
+	w.guard(e)
 	w.edge, w.opts.State, w.opts.Edge = e, e.State, &e.Env
 	w.alerts = w.startAlerts(c)
 	e.Alerts = w.alerts
@@ -121,16 +144,19 @@ func (w *watching) openEdge(ctx context.Context, c config.Config) error {
 }
 
 func (w *watching) openEgress(ctx context.Context, c config.Config) error {
-	if err := w.keepConfig(ctx, c, config.SectionEgress); err != nil {
-		return err
-	}
 	e, err := w.app.openEgress(ctx, c, "watchdog", true)
 	if err != nil {
 		return err
 	}
+	if err := w.keepConfig(ctx, c, config.SectionEgress); err != nil {
+		return errors.Join(err, e.Close())
+	}
 	w.egress, w.opts.State = e, e.State
 	w.work = &background{env: e}
 	e.Later = w.work.take
+	if !w.opts.Once {
+		w.turn = &laneTurn{env: e}
+	}
 	w.opts.Egress = func(bound context.Context) error {
 		// A new configuration does not cut a repair off; a signal does.
 		round, cancel := ctx, context.CancelFunc(func() {})
@@ -138,10 +164,17 @@ func (w *watching) openEgress(ctx context.Context, c config.Config) error {
 			round, cancel = context.WithDeadline(ctx, limit)
 		}
 		defer cancel()
-		out, err := e.Repair(round, false)
+		var out egress.Outcome
+		var err error
+		if w.turn != nil {
+			err = w.turn.take(round)
+		}
+		if err == nil {
+			out, err = e.Repair(round, false)
+		}
 		var busy *state.BusyError
 		if errors.As(err, &busy) {
-			return nil // a repair is under way: it looks at the same lanes
+			return nil // another run looks at the same lanes
 		}
 		return errors.Join(err, out.Partial)
 	}

@@ -6,6 +6,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,7 +53,7 @@ func (r *reader) checkCommon(c *Config) {
 	case filepath.Clean(c.StateDir) == "/":
 		r.complain("state_dir", "the root folder cannot hold the state", "write it such as /var/lib/shunt")
 	}
-	r.positive("hooks.timeout", c.Hooks.Timeout)
+	r.positive("hooks.", "timeout", c.Hooks.Timeout)
 	r.argv("hooks.on_event", c.Hooks.OnEvent)
 }
 
@@ -76,37 +77,37 @@ func (r *reader) checkPool(p egress.PoolConfig) {
 		seen[f.name] = f.key
 	}
 	r.globs(at+"home", p.Home)
-	r.share(at+"min_ratio", p.MinRatio)
-	r.between(at+"keep", p.Keep, 1, 1000)
+	r.share(at, "min_ratio", p.MinRatio)
+	r.between(at, "keep", p.Keep, 1, 1000)
 }
 
 func (r *reader) checkTest(t egress.TestConfig) {
 	const at = "egress.test."
-	r.between(at+"parallel", t.Parallel, 1, 4096)
-	r.between(at+"rate", t.Rate, 1, 100000)
-	r.positive(at+"handshake_timeout", t.HandshakeTimeout)
-	r.between(at+"pings", t.Pings, 1, 1000)
-	r.positive(at+"ping_timeout", t.PingTimeout)
+	r.between(at, "parallel", t.Parallel, 1, 4096)
+	r.between(at, "rate", t.Rate, 1, 100000)
+	r.positive(at, "handshake_timeout", t.HandshakeTimeout)
+	r.between(at, "pings", t.Pings, 1, 1000)
+	r.positive(at, "ping_timeout", t.PingTimeout)
 	r.addresses(at+"targets", t.Targets, true)
 	r.hosts(at+"tls", t.TLS)
-	r.positive(at+"tls_timeout", t.TLSTimeout)
-	r.positive(at+"deadline", t.Deadline)
+	r.positive(at, "tls_timeout", t.TLSTimeout)
+	r.positive(at, "deadline", t.Deadline)
 }
 
 func (r *reader) checkLadder(c egress.CheckConfig) {
 	const at = "egress.check."
 	r.addresses(at+"targets", c.Targets, true)
-	r.between(at+"count", c.Count, 1, 1000)
+	r.between(at, "count", c.Count, 1, 1000)
 	if c.Need > c.Count && c.Count >= 1 {
 		r.complain(at+"need", fmt.Sprintf("%d answers can never come to %d pings", c.Need, c.Count), "make it check.count at most")
 	}
-	r.between(at+"need", c.Need, 1, 1000)
-	r.positive(at+"gap", c.Gap)
-	r.positive(at+"wait", c.Wait)
-	r.between(at+"strict_count", c.StrictCount, 1, 1000)
-	r.positive(at+"max_handshake", c.MaxHandshake)
-	r.positive(at+"tls_timeout", c.TLSTimeout)
-	r.positive(at+"deep_every", c.DeepEvery)
+	r.between(at, "need", c.Need, 1, 1000)
+	r.positive(at, "gap", c.Gap)
+	r.positive(at, "wait", c.Wait)
+	r.between(at, "strict_count", c.StrictCount, 1, 1000)
+	r.positive(at, "max_handshake", c.MaxHandshake)
+	r.positive(at, "tls_timeout", c.TLSTimeout)
+	r.positive(at, "deep_every", c.DeepEvery)
 	r.hosts(at+"tls", c.TLS)
 	if len(c.TLS) == 1 {
 		r.warn(at+"tls", "one target cannot tell a dead lane from a dead target", "name two unrelated ones, or [] for none")
@@ -144,25 +145,25 @@ func (r *reader) checkUplink(e *egress.Config) {
 		r.complain(at+"gateway", quote(u.Gateway)+" is not a gateway", "write auto, or its address")
 	}
 	r.addresses(at+"targets", u.Targets, true)
-	r.positive(at+"timeout", u.Timeout)
+	r.positive(at, "timeout", u.Timeout)
 }
 
 func (r *reader) checkRepair(p egress.RepairConfig) {
 	const at = "egress.repair."
-	r.between(at+"threshold", p.Threshold, 1, 1000)
-	r.between(at+"rise", p.Rise, 1, 1000)
-	r.between(at+"parallel", p.Parallel, 1, 4096)
-	r.between(at+"limit", p.Limit, 1, 100000)
-	r.positive(at+"prove_for", p.ProveFor)
-	r.between(at+"swap_limit", p.SwapLimit, 1, 1000)
-	r.positive(at+"readd_after", p.Readd)
-	r.positive(at+"hold_min", p.HoldMin)
-	r.positive(at+"hold_max", p.HoldMax)
+	r.between(at, "threshold", p.Threshold, 1, 1000)
+	r.between(at, "rise", p.Rise, 1, 1000)
+	r.between(at, "parallel", p.Parallel, 1, 4096)
+	r.between(at, "limit", p.Limit, 1, 100000)
+	r.positive(at, "prove_for", p.ProveFor)
+	r.between(at, "swap_limit", p.SwapLimit, 1, 1000)
+	r.positive(at, "readd_after", p.Readd)
+	r.positive(at, "hold_min", p.HoldMin)
+	r.positive(at, "hold_max", p.HoldMax)
 	if p.HoldMax > 0 && p.HoldMin > p.HoldMax {
 		r.complain(at+"hold_max", fmt.Sprintf("%s is less than hold_min, %s", durationText(p.HoldMax), durationText(p.HoldMin)), "")
 	}
-	r.positive(at+"hold_decay", p.HoldDecay)
-	r.positive(at+"retry_after", p.RetryAfter)
+	r.positive(at, "hold_decay", p.HoldDecay)
+	r.positive(at, "retry_after", p.RetryAfter)
 }
 
 func (r *reader) checkRebalance(p egress.RebalanceConfig) {
@@ -170,29 +171,30 @@ func (r *reader) checkRebalance(p egress.RebalanceConfig) {
 	if p.Hysteresis.Gain < 0 {
 		r.complain(at+"hysteresis.gain", durationText(p.Hysteresis.Gain)+" is less than nothing", "write 0s for none")
 	}
-	r.share(at+"hysteresis.ratio", p.Hysteresis.Ratio)
-	r.between(at+"max_per_prefix", p.MaxPerPrefix, 0, 1<<20)
+	r.share(at, "hysteresis.ratio", p.Hysteresis.Ratio)
+	r.between(at, "max_per_prefix", p.MaxPerPrefix, 0, 1<<20)
 	r.globs(at+"allow", p.Allow)
 	r.globs(at+"deny", p.Deny)
 }
 
-// The judges of single values.
+// The judges of single values. The path of a key is put together where there is something
+// to complain about: some files have ten thousand keys.
 
-func (r *reader) positive(path string, d time.Duration) {
+func (r *reader) positive(at, key string, d time.Duration) {
 	if d <= 0 {
-		r.complain(path, durationText(d)+" is too short", "write a duration above zero")
+		r.complain(at+key, durationText(d)+" is too short", "write a duration above zero")
 	}
 }
 
-func (r *reader) between(path string, v, low, high int) {
+func (r *reader) between(at, key string, v, low, high int) {
 	if v < low || v > high {
-		r.complain(path, fmt.Sprintf("%d is out of range", v), fmt.Sprintf("write %d to %d", low, high))
+		r.complain(at+key, fmt.Sprintf("%d is out of range", v), fmt.Sprintf("write %d to %d", low, high))
 	}
 }
 
-func (r *reader) share(path string, v float64) {
+func (r *reader) share(at, key string, v float64) {
 	if v < 0 || v > 1 {
-		r.complain(path, fmt.Sprintf("%g is out of range", v), "write a part of the whole, 0 to 1")
+		r.complain(at+key, fmt.Sprintf("%g is out of range", v), "write a part of the whole, 0 to 1")
 	}
 }
 
@@ -235,6 +237,9 @@ func (r *reader) addresses(path string, as []netip.Addr, some bool) {
 func useless(a netip.Addr) bool {
 	return !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
+
+// entry is the path of an entry of a list.
+func entry(at string, i int) string { return at + "[" + strconv.Itoa(i) + "]" }
 
 // named says whether a word is a name: up to 31 of letters, digits and .-_, a letter or
 // digit first.

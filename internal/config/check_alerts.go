@@ -24,7 +24,7 @@ func (r *reader) checkAlerts(a edge.AlertsConfig) {
 var kindForm = regexp.MustCompile(`^[a-z0-9_.*]+$`)
 
 func (r *reader) checkTarget(at string, t *edge.AlertTarget) {
-	r.span(at+".timeout", t.Timeout, 100*time.Millisecond, 5*time.Minute)
+	r.span(at, ".timeout", t.Timeout, 100*time.Millisecond, 5*time.Minute)
 	for i, k := range t.Events {
 		if !kindForm.MatchString(k) {
 			r.complain(fmt.Sprintf("%s.events[%d]", at, i), quote(k)+" is not a kind of alert", "write it such as edge.move, edge.* or mode")

@@ -18,11 +18,12 @@ func (r *reader) checkCandidates(at string, s *edge.Service, replicas []string) 
 		r.complain(at+".candidates", "names none", "write at least two servers that can answer, such as [10.0.0.29:25565, 10.0.0.17:25565]")
 		return
 	}
+	list := at + ".candidates"
 	names, nodes, addrs := map[string]int{}, map[string]int{}, map[netip.AddrPort]int{}
 	var answered [2]bool
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		key := fmt.Sprintf("%s.candidates[%d]", at, i)
+		key := entry(list, i)
 		r.checkCandidate(key, s, c, replicas)
 		r.checkName(key, c, names, i)
 		if j, dup := nodes[c.Node]; dup && c.Node != "" {
@@ -35,12 +36,11 @@ func (r *reader) checkCandidates(at string, s *edge.Service, replicas []string) 
 		}
 		for j, a := range c.Addresses {
 			k := netip.AddrPortFrom(a, uint16(port)) //nolint:gosec // a port out of range has its complaint
-			path := fmt.Sprintf("%s.addresses[%d]", key, j)
 			if other, dup := addrs[k]; dup && other != i {
-				r.complain(path, fmt.Sprintf("%s is that of candidate %d too", k, other+1), "each candidate is a server of its own")
+				r.complain(entry(key+".addresses", j), fmt.Sprintf("%s is that of candidate %d too", k, other+1), "each candidate is a server of its own")
 			}
 			if slices.Contains(s.VIP, a) && port == s.Port {
-				r.complain(path, fmt.Sprintf("%s is the service's own address", k), "write the address that the server itself has")
+				r.complain(entry(key+".addresses", j), fmt.Sprintf("%s is the service's own address", k), "write the address that the server itself has")
 			}
 			addrs[k] = i
 			answered[family(a)/6] = true
@@ -77,17 +77,16 @@ func (r *reader) checkCandidate(at string, s *edge.Service, c *edge.Candidate, r
 	}
 	r.families(at+".addresses", c.Addresses, "a candidate has")
 	for i, a := range c.Addresses {
-		path := fmt.Sprintf("%s.addresses[%d]", at, i)
 		if a.IsLoopback() {
-			r.warn(path, fmt.Sprintf("%s is not reached from other machines", a), "let the server listen on an address of an interface")
+			r.warn(entry(at+".addresses", i), fmt.Sprintf("%s is not reached from other machines", a), "let the server listen on an address of an interface")
 		}
 		if a.IsValid() && !s.Nodes && len(s.VIP) > 0 && !slices.ContainsFunc(s.VIP, func(v netip.Addr) bool { return family(v) == family(a) }) {
-			r.unanswered(path, s, c, a)
+			r.unanswered(entry(at+".addresses", i), s, c, a)
 		}
 	}
-	r.between(at+".port", c.Port, 0, 65535)
-	r.between(at+".probe_port", c.ProbePort, 0, 65535)
-	r.between(at+".weight", c.Weight, 1, 1000)
+	r.between(at, ".port", c.Port, 0, 65535)
+	r.between(at, ".probe_port", c.ProbePort, 0, 65535)
+	r.between(at, ".weight", c.Weight, 1, 1000)
 	if c.Weight > 1 && s.Strategy == edge.StrategyFirstAvailable {
 		r.warn(at+".weight", fmt.Sprintf("means nothing to strategy %s", s.Strategy), "the order of the list says who is first")
 	}
@@ -146,11 +145,11 @@ func (r *reader) checkProbe(at string, s *edge.Service) {
 			r.complain(at+"."+k.key, fmt.Sprintf("a probe of type %s has no %s", p.Type, k.key), "remove it, or change the type")
 		}
 	}
-	r.span(at+".interval", p.Interval, 10*time.Millisecond, time.Hour)
-	r.span(at+".cap", p.Cap, time.Millisecond, time.Minute)
-	r.between(at+".misses", p.Misses, 1, 100)
-	r.between(at+".rise", p.Rise, 1, 100)
-	r.between(at+".port", p.Port, 0, 65535)
+	r.span(at, ".interval", p.Interval, 10*time.Millisecond, time.Hour)
+	r.span(at, ".cap", p.Cap, time.Millisecond, time.Minute)
+	r.between(at, ".misses", p.Misses, 1, 100)
+	r.between(at, ".rise", p.Rise, 1, 100)
+	r.between(at, ".port", p.Port, 0, 65535)
 	if most := p.Interval * time.Duration(p.Misses); p.Misses > 0 && p.Misses <= 100 && p.Cap > most {
 		r.complain(at+".cap", fmt.Sprintf("%s is more than %d intervals: a verdict would wait for it", durationText(p.Cap), p.Misses), "make it "+durationText(most)+" at most, or the interval longer")
 	}
@@ -206,8 +205,8 @@ func (r *reader) checkParity(groups []edge.ParityGroup) {
 	for i, g := range groups {
 		at := fmt.Sprintf("edge.parity[%d]", i)
 		r.name(at, g.Name, names, i)
-		r.span(at+".every", g.Every, time.Second, 24*time.Hour)
-		r.span(at+".timeout", g.Timeout, 10*time.Millisecond, 5*time.Minute)
+		r.span(at, ".every", g.Every, time.Second, 24*time.Hour)
+		r.span(at, ".timeout", g.Timeout, 10*time.Millisecond, 5*time.Minute)
 		if h, err := hex.DecodeString(g.Reference); g.Reference != "" && (err != nil || len(h) != 32) {
 			// What stands there may be the secret itself: it is not repeated.
 			r.complain(at+".reference", "is not a SHA-256 in hex", "write the 64 digits that sha256sum prints for the file")

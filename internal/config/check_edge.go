@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/shunt-net/shunt/internal/edge"
@@ -12,8 +13,8 @@ import (
 
 func (r *reader) checkWatchdog(w Watchdog) {
 	const at = "watchdog."
-	r.span(at+"interval", w.Interval, 10*time.Millisecond, time.Hour)
-	r.span(at+"for", w.For, time.Second, 24*time.Hour)
+	r.span(at, "interval", w.Interval, 10*time.Millisecond, time.Hour)
+	r.span(at, "for", w.For, time.Second, 24*time.Hour)
 	if w.Interval > w.For && w.For >= time.Second {
 		r.complain(at+"for", fmt.Sprintf("%s ends before the second round, at %s", durationText(w.For), durationText(w.Interval)), "write several times the interval")
 	}
@@ -21,15 +22,15 @@ func (r *reader) checkWatchdog(w Watchdog) {
 
 func (r *reader) checkEdge(e *edge.Config) {
 	const at = "edge."
-	r.between(at+"max_concurrent", e.MaxConcurrent, 1, 4096)
-	r.span(at+"veto_for", e.VetoFor, time.Second, time.Hour)
-	r.span(at+"deadline", e.Deadline, 10*time.Millisecond, time.Minute)
+	r.between(at, "max_concurrent", e.MaxConcurrent, 1, 4096)
+	r.span(at, "veto_for", e.VetoFor, time.Second, time.Hour)
+	r.span(at, "deadline", e.Deadline, 10*time.Millisecond, time.Minute)
 	replicas := r.checkReplicas(e)
 	names := map[string]int{}
 	taken := map[edge.Endpoint]int{}
 	for i := range e.Services {
 		s := &e.Services[i]
-		key := fmt.Sprintf("edge.services[%d]", i)
+		key := entry("edge.services", i)
 		r.name(key, s.Name, names, i)
 		r.checkService(key, s, e.VetoFor)
 		r.checkEndpoints(key, e, i, taken)
@@ -60,7 +61,8 @@ func (r *reader) checkReplicas(e *edge.Config) []string {
 		}
 		for j, a := range p.Addresses {
 			path := fmt.Sprintf("%s.addresses[%d]", key, j)
-			if !r.host(path, a) {
+			if f := hostFault(a); f != nil {
+				r.complain(path, f.msg, f.hint)
 				continue
 			}
 			if other, dup := owner[a]; dup {
@@ -104,7 +106,7 @@ func (r *reader) checkService(at string, s *edge.Service, veto time.Duration) {
 	if s.Port == 0 {
 		r.complain(at+".port", "is missing", "write the port that clients connect to")
 	}
-	r.between(at+".port", s.Port, 1, 65535)
+	r.between(at, ".port", s.Port, 1, 65535)
 	if len(s.Protocols) == 0 {
 		r.complain(at+".protocols", "names none", "write [tcp], [udp] or both")
 	}
@@ -128,18 +130,18 @@ func (r *reader) checkService(at string, s *edge.Service, veto time.Duration) {
 // checkEndpoints judges that no two services answer the same address, port and protocol.
 func (r *reader) checkEndpoints(at string, e *edge.Config, i int, taken map[edge.Endpoint]int) {
 	s := &e.Services[i]
-	claim := func(path string, a netip.Addr) {
+	claim := func(a netip.Addr, path func() string) {
 		for _, p := range s.Protocols {
 			k := edge.Endpoint{Protocol: p, Addr: netip.AddrPortFrom(a, uint16(s.Port))} //nolint:gosec // a port out of range has its complaint
 			if j, dup := taken[k]; dup && j != i {
-				r.complain(path, fmt.Sprintf("%s/%s is answered by service %s too", k.Addr, p, e.Services[j].Name), "one of them needs another address or port")
+				r.complain(path(), fmt.Sprintf("%s/%s is answered by service %s too", k.Addr, p, e.Services[j].Name), "one of them needs another address or port")
 				return
 			}
 			taken[k] = i
 		}
 	}
 	for j, a := range s.VIP {
-		claim(fmt.Sprintf("%s.vip[%d]", at, j), a)
+		claim(a, func() string { return entry(at+".vip", j) })
 	}
 	if !s.Nodes {
 		return
@@ -153,7 +155,7 @@ func (r *reader) checkEndpoints(at string, e *edge.Config, i int, taken map[edge
 				r.complain(at+".nodes", fmt.Sprintf("%s is the virtual address and an address of replica %s", a, p.Name), "remove it from one of them")
 				continue
 			}
-			claim(at+".nodes", a)
+			claim(a, func() string { return at + ".nodes" })
 		}
 	}
 }
@@ -162,33 +164,31 @@ func (r *reader) checkEndpoints(at string, e *edge.Config, i int, taken map[edge
 func (r *reader) families(path string, as []netip.Addr, whose string) {
 	var seen [2]bool
 	for i, a := range as {
-		at := fmt.Sprintf("%s[%d]", path, i)
-		if !r.host(at, a) {
+		if f := hostFault(a); f != nil {
+			r.complain(entry(path, i), f.msg, f.hint)
 			continue
 		}
 		f := family(a)
 		if seen[f/6] {
-			r.complain(at, fmt.Sprintf("%s is a second IPv%d address", a, f), whose+" one of each family at most")
+			r.complain(entry(path, i), fmt.Sprintf("%s is a second IPv%d address", a, f), whose+" one of each family at most")
 		}
 		seen[f/6] = true
 	}
 }
 
-// host judges an address of one machine.
-func (r *reader) host(path string, a netip.Addr) bool {
+// hostFault is what is wrong with the address of one machine; nil = nothing.
+func hostFault(a netip.Addr) *fault {
 	switch {
 	case !a.IsValid():
-		r.complain(path, "is missing", "write an address")
+		return &fault{"is missing", "write an address"}
 	case a.Is4In6():
-		r.complain(path, fmt.Sprintf("%s is an IPv4 address written as IPv6", a), "write "+a.Unmap().String())
+		return &fault{fmt.Sprintf("%s is an IPv4 address written as IPv6", a), "write " + a.Unmap().String()}
 	case a.Zone() != "":
-		r.complain(path, fmt.Sprintf("%s has a zone, which no table can hold", a), "write an address that is not of one link only")
+		return &fault{fmt.Sprintf("%s has a zone, which no table can hold", a), "write an address that is not of one link only"}
 	case useless(a):
-		r.complain(path, fmt.Sprintf("%s is not the address of one machine", a), "")
-	default:
-		return true
+		return &fault{fmt.Sprintf("%s is not the address of one machine", a), ""}
 	}
-	return false
+	return nil
 }
 
 // family is 4 or 6.
@@ -206,12 +206,12 @@ func nearestHint(word string, known []string) string {
 	if len(known) > 10 {
 		return fmt.Sprintf("known: %s and %d more", known[0], len(known)-1)
 	}
-	return fmt.Sprintf("known: %q", known)
+	return "known: " + strings.Join(known, ", ")
 }
 
 // span judges a duration that has bounds.
-func (r *reader) span(path string, d, low, high time.Duration) {
+func (r *reader) span(at, key string, d, low, high time.Duration) {
 	if d < low || d > high {
-		r.complain(path, durationText(d)+" is out of range", fmt.Sprintf("write %s to %s", durationText(low), durationText(high)))
+		r.complain(at+key, durationText(d)+" is out of range", fmt.Sprintf("write %s to %s", durationText(low), durationText(high)))
 	}
 }

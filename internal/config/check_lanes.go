@@ -135,7 +135,7 @@ func (r *reader) checkDriver(at string, l egress.Lane) {
 	}{{"up", c.Up}, {"down", c.Down}, {"apply", c.Apply}} {
 		r.placeholders(at+".commands."+f.key, f.argv, c.Installed != "" || c.Template != "")
 	}
-	r.positive(at+".commands.timeout", c.Timeout)
+	r.positive(at, ".commands.timeout", c.Timeout)
 }
 
 var braced = regexp.MustCompile(`\{([a-z]+)\}`)
@@ -167,8 +167,8 @@ func (r *reader) checkPlane(e *egress.Config) {
 		r.complain(at+"mark_mask", "0 leaves no bit for marks", "write it such as 0xfff")
 	}
 	r.classMask(at+"class_mask", p, len(e.Lanes))
-	r.between(at+"priority", p.Priority, -199, 300)
-	r.between(at+"rule_pref", p.RulePref, 1, 32000)
+	r.between(at, "priority", p.Priority, -199, 300)
+	r.between(at, "rule_pref", p.RulePref, 1, 32000)
 	for i, b := range p.Bypass {
 		if b.Masked() != b {
 			r.complain(fmt.Sprintf("%sbypass[%d]", at, i), fmt.Sprintf("%s has bits behind its length", b), fmt.Sprintf("write %s, or %s for the one host", b.Masked(), netip.PrefixFrom(b.Addr(), b.Addr().BitLen())))

@@ -12,8 +12,8 @@ func (r *reader) checkRecovery(c egress.RecoveryConfig) {
 	if !filepath.IsAbs(c.Dir) {
 		r.complain(at+"dir", quote(c.Dir)+" is not an absolute path", "write it such as /etc/shunt/strategies.d; it need not exist")
 	}
-	r.positive(at+"timeout", c.Timeout)
-	r.between(at+"parallel", c.Parallel, 1, 256)
+	r.positive(at, "timeout", c.Timeout)
+	r.between(at, "parallel", c.Parallel, 1, 256)
 	seen := map[egress.PoolName]bool{}
 	for i, n := range c.Order {
 		if seen[n] {

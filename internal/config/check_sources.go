@@ -16,11 +16,11 @@ func (r *reader) checkSources(sources []egress.Source) {
 	for i, s := range sources {
 		at := fmt.Sprintf("egress.sources[%d]", i)
 		r.name(at, s.Name, names, i)
-		r.positive(at+".timeout", s.Timeout)
+		r.positive(at, ".timeout", s.Timeout)
 		if s.MaxBytes < 1 {
 			r.complain(at+".max_bytes", fmt.Sprintf("%d is out of range", s.MaxBytes), "write at least 1")
 		}
-		r.between(at+".max_files", s.MaxFiles, 1, 1<<24)
+		r.between(at, ".max_files", s.MaxFiles, 1, 1<<24)
 		r.checkSource(at, s)
 	}
 }
@@ -133,7 +133,7 @@ func (r *reader) checkRelays(at string, s egress.Source) {
 		}
 	}
 	r.addresses(at+".dns", s.DNS, false)
-	r.between(at+".port", s.Port, 0, 65535)
+	r.between(at, ".port", s.Port, 0, 65535)
 	for _, f := range []struct {
 		key  string
 		list []string

@@ -364,8 +364,8 @@ func fleet(services int) string {
 	return b.String()
 }
 
-// Nearly all of the time is the YAML library's. The bound only finds work that grows with
-// the square of the services; the best of several loads counts.
+// The bound only finds work that grows with the square of the services; the best of several
+// loads counts.
 func TestAThousandServicesLoadInTime(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures a time")

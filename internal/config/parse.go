@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -20,6 +21,10 @@ func parse(file string, raw []byte) *reader {
 	if i := bytes.IndexByte(raw, 0); i >= 0 {
 		r.add(Complaint{File: file, Line: 1 + bytes.Count(raw[:i], []byte("\n")), Column: 1, Msg: "holds a NUL byte: this is not a text file"})
 		r.unread = true
+		return r
+	}
+	if r.root = plainTree(raw); r.root != nil {
+		r.value(r.root, reflect.ValueOf(&r.cfg).Elem())
 		return r
 	}
 	var doc, next yaml.Node
@@ -70,6 +75,25 @@ func (r *reader) tabs(raw []byte) bool {
 	return found
 }
 
+// broken finds the line that the library stumbled over: what it names is often where the
+// mapping around it began. The file is sound up to the line before.
+func (r *reader) broken(c *Complaint, raw []byte, msg string) {
+	lines := bytes.SplitAfter(raw, []byte("\n"))
+	fails := func(n int) bool {
+		var doc yaml.Node
+		err := yaml.Unmarshal(bytes.Join(lines[:n], nil), &doc)
+		return err != nil && strings.HasSuffix(err.Error(), ": "+msg)
+	}
+	n := sort.Search(len(lines), func(i int) bool { return fails(i + 1) }) // none fails: the file as a whole does
+	if n < c.Line || n >= len(lines) {
+		return
+	}
+	body := bytes.TrimLeft(lines[n], " ")
+	if len(bytes.TrimSpace(body)) > 0 {
+		c.Line, c.Column = n+1, len(lines[n])-len(body)+1
+	}
+}
+
 // second complains about whatever follows the first document.
 func (r *reader) second(raw []byte, next *yaml.Node, err error) {
 	if err != nil {
@@ -87,6 +111,7 @@ func (r *reader) syntax(raw []byte, err error) {
 		c.Line, _ = strconv.Atoi(m[1])
 		c.Column = 1
 		msg = m[2]
+		r.broken(&c, raw, msg)
 	} else if m := regexp.MustCompile(`^unknown anchor '(.*)' referenced$`).FindStringSubmatch(msg); m != nil {
 		if i := bytes.Index(raw, []byte("*"+m[1])); i >= 0 {
 			c.Line, c.Column = 1+bytes.Count(raw[:i], []byte("\n")), i-bytes.LastIndexByte(raw[:i], '\n')

@@ -53,6 +53,10 @@ func (p *turn) ask(ctx context.Context) ([]Answer, map[string]Parity) {
 // questions are the targets to probe.
 func (p *turn) questions() []ProbeTarget {
 	only := setOf(p.in.Only)
+	ended := map[Key]bool{} // a word that has run out is no reason to ask nobody
+	for _, v := range p.in.Memory.Vetoes {
+		ended[v.Key] = v.Until*1000 <= p.in.Now
+	}
 	var out []ProbeTarget
 	for i := range p.pre.services {
 		s := &p.pre.services[i]
@@ -62,7 +66,7 @@ func (p *turn) questions() []ProbeTarget {
 		for _, t := range s.targets() {
 			h, known := p.in.Memory.Health[t.Key]
 			age := p.in.Now - h.Asked
-			fresh := known && age >= 0 && age < freshFor(t.Probe).Milliseconds()
+			fresh := known && age >= 0 && age < freshFor(t.Probe).Milliseconds() && !ended[t.Key]
 			if !fresh || p.bare || p.in.Command == CommandReset {
 				out = append(out, t)
 			}

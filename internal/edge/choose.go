@@ -139,11 +139,16 @@ func choose(s *service, f *family, views []view, was int, back map[Key]bool) cho
 	if best < 0 {
 		return resort(f, views, was)
 	}
+	if was < 0 && !views[best].good {
+		return choice{at: best, reason: "first that may be healthy: none has answered yet"}
+	}
 	if was < 0 {
 		return choice{at: best, reason: "first that is healthy"}
 	}
 	w := views[was]
 	switch {
+	case was == best && !w.good:
+		return choice{at: was, reason: "keeps it: nothing better is known"}
 	case was == best:
 		return choice{at: was, reason: "keeps it: it is the first that is healthy"}
 	case !w.eligible:

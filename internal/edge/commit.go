@@ -188,32 +188,36 @@ type spreading struct {
 	wrote   bool
 }
 
-// spread writes the other replicas, all at once, each within its own deadline. One that does
-// not answer is held, and a later run finds it behind. Once enough is done the slow ones go
-// on alone, and late is told of each; nil waits for all of them.
-func (p *turn) spread(ctx context.Context, enough <-chan time.Time, late func(spreading)) {
+// spread begins to write the other replicas, all at once, each within its own deadline. One
+// that does not answer is held, and a later run finds it behind. What it returns takes the
+// results in; once enough is done the slow ones go on alone, and late is told of each; nil
+// waits for all of them.
+func (p *turn) spread(ctx context.Context) (gather func(enough <-chan time.Time, late func(spreading))) {
 	results := make(chan spreading, len(p.lines))
+	plan := p.plan // what follows adds to it
 	n := 0
 	for i, l := range p.lines {
-		if !l.local && p.plan.behind(p.in.Views[i]) {
+		if !l.local && plan.behind(p.in.Views[i]) {
 			n++
-			go func() { results <- p.spreadTo(ctx, i, l) }()
+			go func() { results <- p.spreadTo(ctx, plan, i, l) }()
 		}
 	}
-	for ; n > 0; n-- {
-		select {
-		case r := <-results:
-			p.collect(ctx, r)
-			if late != nil {
-				late(r)
-			}
-		case <-enough:
-			p.aside(func() {
-				for range n {
-					late(<-results)
+	return func(enough <-chan time.Time, late func(spreading)) {
+		for ; n > 0; n-- {
+			select {
+			case r := <-results:
+				p.collect(ctx, r)
+				if late != nil {
+					late(r)
 				}
-			})
-			return
+			case <-enough:
+				p.aside(func() {
+					for range n {
+						late(<-results)
+					}
+				})
+				return
+			}
 		}
 	}
 }
@@ -239,7 +243,7 @@ func (p *turn) collect(ctx context.Context, r spreading) {
 // spreadTo looks again before it writes: what this machine planned on may be old by now.
 // One change of a replica is under way at a time: one that was overtaken finds its epoch
 // surpassed.
-func (p *turn) spreadTo(ctx context.Context, i int, l *line) spreading {
+func (p *turn) spreadTo(ctx context.Context, plan Plan, i int, l *line) spreading {
 	leave, err := l.enter(ctx)
 	if err != nil {
 		return spreading{at: i, replica: l.name, view: l.named(View{}, err), err: err}
@@ -249,7 +253,6 @@ func (p *turn) spreadTo(ctx context.Context, i int, l *line) spreading {
 	if v.Error != "" {
 		return spreading{at: i, replica: l.name, view: v, err: errors.New(v.Error)}
 	}
-	plan := p.plan
 	if was := p.in.Views[i]; v.Absent != was.Absent || !slices.Equal(v.Drift, was.Drift) || !v.Table.Equal(was.Table) {
 		in := p.in
 		in.Views = slices.Clone(in.Views)
@@ -264,6 +267,25 @@ func (p *turn) spreadTo(ctx context.Context, i int, l *line) spreading {
 	}
 	after, err := l.apply(ctx, v, plan.Tables[l.name])
 	return spreading{at: i, replica: l.name, view: after, err: err, wrote: err == nil}
+}
+
+// reaching begins to measure what has moved until now; what it returns takes the moves of
+// the whole turn, waits, and gives them with their times.
+func (p *turn) reaching(ctx context.Context, background func(func())) func([]Move) []Move {
+	first := slices.Clone(p.out.Moves)
+	done := make(chan struct{})
+	background(func() {
+		defer close(done)
+		p.reach(ctx, first)
+	})
+	return func(moves []Move) []Move {
+		<-done
+		for i, m := range first {
+			moves[i].Reached = m.Reached
+		}
+		p.reach(ctx, moves[len(first):]) // of another machine's table, which moved later
+		return moves
+	}
 }
 
 // reach measures until the first connection through the table, for what moved; where the

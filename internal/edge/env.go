@@ -42,6 +42,7 @@ type Result struct {
 	Plan    Plan   `json:"plan"`
 	Applied int    `json:"applied"`         // steps that were carried out
 	Moves   []Move `json:"moves,omitempty"` // with their measured times
+	Joined  bool   `json:"-"`               // decided together with what another caller wanted, whose result has it all
 	Partial error  `json:"-"`               // something of the plan could not be applied
 }
 

@@ -102,12 +102,16 @@ func (x *explainer) service(out *explained, c Choice) {
 	where := cmp.Or(c.Address, fmt.Sprintf("nodes' own IPv%d addresses", c.Family))
 	now := c
 	now.asIs()
-	if now.Target.IsValid() {
-		out.say("%s leads to %s (epoch %d)", where, strings.TrimSpace(now.Candidate+" "+now.Target.String()), c.Epoch)
-	} else {
+	unseen := x.bySight(&now, x.in.Views)
+	switch {
+	case unseen != "":
+		out.say("%s: %s", where, now.Reason)
+	case now.Target.IsValid():
+		out.say("%s leads to %s (epoch %d)", where, strings.TrimSpace(now.Candidate+" "+now.Target.String()), now.Epoch)
+	default:
 		out.say("%s leads to nobody", where)
 	}
-	if now.Reason != "" {
+	if unseen == "" && now.Reason != "" {
 		out.say("%s", now.Reason)
 	}
 	out.say("its writer is %s", cmp.Or(c.Writer, "nobody"))
@@ -137,7 +141,11 @@ func (x *explainer) candidate(out *explained, c Choice, st Standing) {
 	if st.Node != "" {
 		out.say("it runs on %s", st.Node)
 	}
-	if c.Was == st.Addr {
+	now := c
+	now.asIs()
+	if x.bySight(&now, x.in.Views) != "" {
+		out.say("%s: %s", c.Address, now.Reason)
+	} else if c.Was == st.Addr {
 		out.say("%s leads to it, epoch %d", c.Address, c.Epoch)
 	} else {
 		out.say("%s does not lead to it: %s", cmp.Or(c.Address, "the virtual address"), c.Reason)

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -87,11 +88,12 @@ func (j judgment) fold(s standing, p Probe, a Answer, confirmed bool) standing {
 	case Miss:
 		h.Goods, h.Logins, h.Reason = 0, 0, a.Reason
 		h.Misses = count(h.Misses)
+		counted := h
 		if confirmed {
 			h.Misses = max(h.Misses, p.Misses)
 		}
 		if s.veto != nil || h.Misses >= p.Misses {
-			s.veto = j.renew(s.veto, h, p)
+			s.veto = j.renew(s.veto, counted, p, confirmed)
 		}
 	case OutcomeUnknown:
 	}
@@ -118,8 +120,11 @@ func logins(h Health, p Probe, a Answer) Health {
 	return h
 }
 
-func (j judgment) renew(v *Veto, h Health, p Probe) *Veto {
+func (j judgment) renew(v *Veto, h Health, p Probe, confirmed bool) *Veto {
 	n := Veto{Since: j.now / 1000, By: j.by, Reason: missReason(h)}
+	if confirmed && h.Misses < p.Misses { // that is no row of misses
+		n.Reason = cmp.Or(h.Reason, "no answer")
+	}
 	if v != nil {
 		n.Key, n.Since = v.Key, v.Since
 	}

@@ -95,6 +95,39 @@ func TestFold(t *testing.T) {
 	}
 }
 
+// A veto says what was seen: how often in a row a candidate was missed, or what a burst found.
+func TestTheWordsOfAVeto(t *testing.T) {
+	miss := Answer{Outcome: Miss, Reason: "no answer within 700ms"}
+	burst := Answer{Outcome: Miss, Reason: "tripwire closed, then connection refused"}
+	for name, tt := range map[string]struct {
+		misses    int // that a veto needs
+		before    []Answer
+		last      Answer
+		confirmed bool
+		want      string
+	}{
+		"two probes":             {2, []Answer{miss}, miss, false, "2 misses in a row: no answer within 700ms"},
+		"one probe is enough":    {1, nil, miss, false, "1 miss: no answer within 700ms"},
+		"a burst":                {2, nil, burst, true, "tripwire closed, then connection refused"},
+		"a burst after a probe":  {3, []Answer{miss}, burst, true, "tripwire closed, then connection refused"},
+		"a probe and a burst":    {2, []Answer{miss}, burst, true, "2 misses in a row: tripwire closed, then connection refused"},
+		"a burst without a word": {2, nil, Answer{Outcome: Miss}, true, "no answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := Probe{Type: ProbeTCP, Interval: time.Second, Misses: tt.misses, Rise: 1}
+			j := judgment{now: noon.UnixMilli(), vetoFor: 30 * time.Second}
+			var st standing
+			for _, a := range tt.before {
+				st = j.fold(st, p, a, false)
+			}
+			st = j.fold(st, p, tt.last, tt.confirmed)
+			if st.veto == nil || st.veto.Reason != tt.want {
+				t.Errorf("%+v, want %q", st.veto, tt.want)
+			}
+		})
+	}
+}
+
 // A slow probe asks seldom: its veto must not run out between two misses.
 func TestAVetoOutlivesTheIntervalOfItsProbe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

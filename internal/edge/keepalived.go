@@ -143,7 +143,7 @@ func keepalivedText(c Config, o KeepalivedOptions, i int, rungs []int, vips []ne
 	fmt.Fprintf(&b, "vrrp_script shunt_table {\n\tscript \"/usr/sbin/nft list map inet shunt_edge %s\"\n", which)
 	fmt.Fprintf(&b, "\tinterval 2\n\ttimeout 2\n\tfall 2\n\trise 2\n\tweight -%d\n}\n\n", rungWeight)
 	fmt.Fprintf(&b, "vrrp_instance shunt {\n\tstate BACKUP\n\tinterface %s\n\tvirtual_router_id %d\n\tpriority %d\n\tadvert_int 0.5\n", o.Interface, o.VRID, rungs[i])
-	b.WriteString("\tgarp_master_refresh 10\n")
+	b.WriteString("\tgarp_master_refresh 1\n")
 	b.WriteString(peersText(c, i, v4))
 	own, other := splitFamilies(vips, v4)
 	b.WriteString(listText("virtual_ipaddress", own))

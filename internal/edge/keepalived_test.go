@@ -92,7 +92,7 @@ vrrp_instance shunt {
 	virtual_router_id 77
 	priority 100
 	advert_int 0.5
-	garp_master_refresh 10
+	garp_master_refresh 1
 	unicast_src_ip 10.0.0.2
 	unicast_peer {
 		10.0.0.1

@@ -189,10 +189,12 @@ func (p *turn) carryOut(ctx context.Context) (Result, error) {
 	}
 	after := context.WithoutCancel(ctx) // what was begun is brought to its end, within its bounds
 	p.carried = true
+	reached := p.reaching(ctx, func(f func()) { go f() })
+	gather := p.spread(after)
 	p.flush(after)
-	p.spread(after, nil, nil)
+	gather(nil, nil)
 	p.record(after)
-	p.reach(ctx, p.out.Moves)
+	p.out.Moves = reached(p.out.Moves)
 	p.tell(p.out.Moves)
 	return p.end(), ctx.Err()
 }

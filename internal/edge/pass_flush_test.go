@@ -72,6 +72,50 @@ func TestFlushesAreAsWideAsTheyMustBe(t *testing.T) {
 	}
 }
 
+// A dead candidate that is asked anew when its veto has run out is still dead, nothing has
+// led to it since, and there is nothing to do.
+func TestADeadCandidateIsFlushedOnce(t *testing.T) {
+	bubble(t, 2, 0, func(t *testing.T, w *town) {
+		e := w.begin(1)
+		w.entry(UDP, true)
+		w.is(dead, 1)
+		time.Sleep(10 * time.Second)
+		res := w.retarget(e)
+		if len(res.Plan.Flushes) == 0 || w.entries(1) != 0 {
+			t.Errorf("at its death: %d entries, %s", w.entries(1), planText(res.Plan))
+		}
+		for _, pause := range []time.Duration{10 * time.Second, 31 * time.Second, 2 * time.Minute} {
+			time.Sleep(pause)
+			res, err := e.Retarget(t.Context(), Options{DryRun: true})
+			if err != nil || res.Plan.Changes() || len(res.Plan.Flushes) > 0 {
+				t.Errorf("after %s: %v\n%s", pause, err, planText(res.Plan))
+			}
+		}
+		w.noSteps("carried out", e)
+	})
+}
+
+// What is not known is left out of the journal.
+func TestDeletedEntriesInTheJournal(t *testing.T) {
+	for name, tt := range map[string]struct {
+		step    StepKind
+		flushed int
+		want    map[string]float64
+	}{
+		"a move, some":      {StepMove, 3, map[string]float64{"epoch": 7, "commit": 2, "flows_deleted": 3}},
+		"a move, none":      {StepMove, 0, map[string]float64{"epoch": 7, "commit": 2, "flows_deleted": 0}},
+		"a move, not known": {StepMove, -1, map[string]float64{"epoch": 7, "commit": 2}},
+		"a flush, some":     {StepFlush, 3, map[string]float64{"flows_deleted": 3}},
+		"a flush, unknown":  {StepFlush, -1, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &turn{flushed: tt.flushed}
+			p.out.Moves = []Move{{Service: "front", Epoch: 7, Commit: 2 * time.Millisecond, Flushed: tt.flushed}}
+			same(t, "figures", tt.want, p.eventOf(Step{Kind: tt.step, Service: "front", Epoch: 7}).Figures)
+		})
+	}
+}
+
 func TestAFlushThatFailedIsMadeGood(t *testing.T) {
 	bubble(t, 2, 0, func(t *testing.T, w *town) {
 		e := w.begin(1)

@@ -46,7 +46,7 @@ type planner struct {
 
 	judge     judgment
 	standings map[Key]standing
-	fresh     map[Key]bool // vetoes that are new, or were out of date
+	fresh     map[Key]bool // vetoes that are new
 	diverted  map[Key]bool
 	back      map[Key]bool
 	holds     map[holdKey]*Hold // the one that lasts longest

@@ -28,6 +28,9 @@ type Session struct {
 	sure     []Key        // of them the confirmed ones
 	dirty    bool         // what was planned last is not in place
 
+	asking sync.Mutex
+	wishes []*wish // of callers that wait for mu: the next one decides for all of them
+
 	paper   sync.Mutex // one writes records at a time
 	showing sync.Mutex // one is shown to Env.Watch at a time
 	work    sync.WaitGroup
@@ -79,14 +82,12 @@ func (s *Session) Learn(k Key, lifetime time.Duration, short int) {
 // Judge feeds answers and, where they say so, moves. Answers that change no verdict cost
 // next to nothing.
 func (s *Session) Judge(ctx context.Context, answers []Answer) (Result, error) {
-	return s.act(ctx, func(in *Input) bool {
+	return s.act(ctx, &wish{prepare: func(in *Input) bool {
 		for _, a := range answers {
 			s.clock(a)
 		}
-		in.Answers = slices.Concat(s.left, answers)
-		in.Confirmed = slices.Clone(s.sure)
-		return s.fold(in)
-	})
+		return s.fold(in, answers)
+	}})
 }
 
 // clock keeps when a candidate was first missed: what a move is measured from.
@@ -102,14 +103,25 @@ func (s *Session) clock(a Answer) {
 	}
 }
 
-// fold takes answers in that change no verdict. False: a plan is needed, and takes them in.
-func (s *Session) fold(in *Input) (decides bool) {
-	if s.dirty || len(in.Confirmed) > 0 {
+// fold takes answers in that change no verdict. True: a plan is needed, and takes them in.
+func (s *Session) fold(in *Input, answers []Answer) (decides bool) {
+	// A good answer beside a death that is confirmed in the same decision was asked before:
+	// that it came a moment later takes nothing back.
+	died := in.Confirmed[len(s.sure):]
+	answers = slices.DeleteFunc(slices.Clone(answers), func(a Answer) bool {
+		return a.Outcome == Good && slices.Contains(died, a.Key)
+	})
+	defer func() {
+		if decides {
+			in.Answers = append(in.Answers, answers...)
+		}
+	}()
+	if s.dirty || len(in.Answers)+len(in.Confirmed) > 0 { // answers are taken in one after the other
 		return true
 	}
 	j := judgment{now: in.Now, vetoFor: s.Config.vetoFor(), by: CommandWatchdog + " on " + s.Node}
 	next := map[Key]standing{}
-	for _, a := range in.Answers {
+	for _, a := range answers {
 		h, ok := s.pre.homes[a.Key]
 		if !ok {
 			continue
@@ -161,11 +173,11 @@ func (s *Session) Confirmed(ctx context.Context, a Answer, hint time.Time) (Resu
 		}
 		return s.Judge(ctx, []Answer{a})
 	}
-	return s.act(ctx, func(in *Input) bool {
+	return s.act(ctx, &wish{prepare: func(in *Input) bool {
 		s.missed[a.Key] = hint
 		delete(s.diverted, a.Key)
-		in.Answers = append(slices.Clone(s.left), a)
-		in.Confirmed = append(slices.Clone(s.sure), a.Key)
+		in.Answers = append(in.Answers, a)
+		in.Confirmed = append(in.Confirmed, a.Key)
 		return true
-	})
+	}})
 }

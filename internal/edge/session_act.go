@@ -3,31 +3,104 @@ package edge
 import (
 	"context"
 	"maps"
+	"runtime"
 	"slices"
 	"time"
+
+	"github.com/shunt-net/shunt/internal/run"
 )
 
-// act is one decision of the session, and what follows from it. prepare runs under the
-// session's lock and says whether a plan is needed.
-func (s *Session) act(ctx context.Context, prepare func(*Input) bool) (Result, error) {
+// breath is left to what is urgent after a move, before what takes the processor for
+// milliseconds: the first connections, and other candidates that died with this one.
+const breath = 4 * time.Millisecond
+
+// wish is what one caller wants decided. Those that come while a decision is under way are
+// decided together by the next one: the candidates of a host that died cost two commits,
+// however many they are, and none of them waits for the records of another.
+type wish struct {
+	// prepare runs under the session's lock and says whether a plan is needed. It adds to
+	// what others have added to the input.
+	prepare func(*Input) bool
+	// moved is told, still under the lock, when this machine's table is as it was decided;
+	// nil = nobody.
+	moved func([]Move)
+
+	taken bool // guarded by Session.mu
+	over  chan struct{}
+	moves []Move
+	res   Result
+	err   error
+}
+
+// act is one decision of the session, and what follows from it.
+func (s *Session) act(ctx context.Context, w *wish) (Result, error) {
+	w.over = make(chan struct{})
+	s.asking.Lock()
+	s.wishes = append(s.wishes, w)
+	s.asking.Unlock()
 	s.mu.Lock()
-	in := s.in
-	s.tick(&in)
-	if !prepare(&in) {
-		res := Result{Plan: Plan{Command: CommandWatchdog, Steps: []Step{}}, Partial: s.damaged}
+	if w.taken {
 		s.mu.Unlock()
-		return res, nil
+		<-w.over
+		return w.res, w.err
+	}
+	in, list := s.take()
+	if len(list) == 0 {
+		s.mu.Unlock()
+		return w.res, w.err
+	}
+	if len(list) > 1 || list[0] != w {
+		ctx = context.WithoutCancel(ctx) // the others have contexts of their own
 	}
 	p, err := s.decideAndCommit(ctx, in)
+	for _, d := range list {
+		if d.moved != nil {
+			d.moved(p.out.Moves)
+		}
+	}
 	s.mu.Unlock()
+	runtime.Gosched() // whoever waits for the table comes before our records
 	s.showing.Lock()
 	p.show()
 	s.showing.Unlock()
-	if err != nil {
-		return p.end(), err
+	if err == nil {
+		s.follow(context.WithoutCancel(ctx), p)
 	}
-	return s.follow(context.WithoutCancel(ctx), p), nil
+	for i, d := range list {
+		d.moves, d.err = slices.Clone(p.out.Moves), err
+		d.res = Result{Plan: nothing(), Joined: true}
+		if d == w || i == 0 && !slices.Contains(list, w) {
+			d.res = p.end() // one of them has it all
+		}
+		close(d.over)
+	}
+	return w.res, w.err
 }
+
+// take prepares all that was wished so far, and returns what needs a plan. The rest is
+// answered. The caller holds mu.
+func (s *Session) take() (in Input, list []*wish) {
+	s.asking.Lock()
+	all := s.wishes
+	s.wishes = nil
+	s.asking.Unlock()
+	in = s.in
+	s.tick(&in)
+	in.Answers, in.Confirmed = slices.Clone(s.left), slices.Clone(s.sure)
+	for _, w := range all {
+		w.taken = true
+		if w.prepare(&in) {
+			list = append(list, w)
+			continue
+		}
+		w.res = Result{Plan: nothing(), Partial: s.damaged}
+		close(w.over)
+	}
+	return in, list
+}
+
+// nothing is a plan that changes nothing.
+func nothing() Plan { return Plan{Command: CommandWatchdog, Steps: []Step{}} }
 
 // decideAndCommit plans and moves this machine's table. The caller holds mu. With an error
 // nothing of it is so, and nobody was told: the same answers count again.
@@ -68,14 +141,20 @@ func (s *Session) decideAndCommit(ctx context.Context, in Input) (*turn, error) 
 func tail[T any](list []T, n int) []T { return list[max(0, len(list)-n):] }
 
 // follow is what comes after a commit, while others may commit already.
-func (s *Session) follow(ctx context.Context, p *turn) Result {
+func (s *Session) follow(ctx context.Context, p *turn) {
+	reached := p.reaching(ctx, s.work.Go)
+	enough := time.After(patience)
+	gather := p.spread(ctx)
+	if len(p.out.Moves) > 0 {
+		_ = run.Pause(ctx, breath)
+	}
 	p.flush(ctx)
 	if p.unflushed {
 		s.mu.Lock()
 		s.in.Memory = p.kept(s.in.Memory)
 		s.mu.Unlock()
 	}
-	p.spread(ctx, time.After(patience), s.late)
+	gather(enough, s.late)
 	s.paper.Lock()
 	if p.plan.Changes() || len(p.newNotes())+len(p.settled()) > 0 {
 		p.partly(p.keepWord(ctx))
@@ -84,11 +163,7 @@ func (s *Session) follow(ctx context.Context, p *turn) Result {
 	}
 	s.paper.Unlock()
 	moves := slices.Clone(p.out.Moves)
-	s.work.Go(func() {
-		p.reach(ctx, moves)
-		p.tell(moves)
-	})
-	return p.end()
+	s.work.Go(func() { p.tell(reached(moves)) })
 }
 
 // late takes what a replica became.

@@ -78,7 +78,7 @@ func crowd(t *testing.T, w *town, s *Session, other func() *Env) {
 			return err
 		})
 		times(uint64(10+i), 10, func(rng *rand.Rand) error {
-			_, err := s.Divert(t.Context(), q.Key)
+			_, err := s.Divert(t.Context(), time.Now(), func() {}, q.Key)
 			var settled error
 			if rng.IntN(2) == 0 {
 				_, settled = s.Undo(t.Context(), q.Key)

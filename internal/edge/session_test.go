@@ -66,7 +66,7 @@ func TestDivert(t *testing.T) {
 		w.entry(UDP, true)
 		s := w.open(e)
 		key := s.Targets()[0].Key
-		res, err := s.Divert(t.Context(), key)
+		res, err := s.Divert(t.Context(), time.Now(), func() {}, key)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestDivert(t *testing.T) {
 			t.Errorf("undone twice: %v\n%s", err, planText(res.Plan))
 		}
 
-		if _, err = s.Divert(t.Context(), key); err != nil {
+		if _, err = s.Divert(t.Context(), time.Now(), func() {}, key); err != nil {
 			t.Fatal(err)
 		}
 		w.is(dead, 1)
@@ -99,7 +99,7 @@ func TestDivert(t *testing.T) {
 		same(t, "entries to the dead one", 0, w.entries(1))
 
 		other := s.Targets()[1].Key
-		res, err = s.Divert(t.Context(), other)
+		res, err = s.Divert(t.Context(), time.Now(), func() {}, other)
 		if err != nil || !slices.Contains(heldCodes(res.Plan), HeldNoSecond) {
 			t.Errorf("diverted without a second: %v\n%s", err, planText(res.Plan))
 		}
@@ -112,7 +112,7 @@ func TestAGoodBurstTakesADiversionBack(t *testing.T) {
 	bubble(t, 2, 1, func(t *testing.T, w *town) {
 		s := w.open(w.begin(1))
 		first := s.Targets()[0]
-		if _, err := s.Divert(t.Context(), first.Key); err != nil {
+		if _, err := s.Divert(t.Context(), time.Now(), func() {}, first.Key); err != nil {
 			t.Fatal(err)
 		}
 		a := s.Prober.Probe(t.Context(), first)

@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"slices"
 	"time"
 )
 
@@ -16,10 +15,7 @@ func (s *Session) Look(ctx context.Context) (Result, error) {
 	if err := s.lookAround(ctx); err != nil {
 		return Result{}, err
 	}
-	return s.act(ctx, func(in *Input) bool {
-		in.Answers, in.Confirmed = slices.Clone(s.left), slices.Clone(s.sure)
-		return true
-	})
+	return s.act(ctx, &wish{prepare: func(*Input) bool { return true }})
 }
 
 // Compare looks at one parity group, unless somebody did so less than its Every ago. g is
@@ -38,9 +34,11 @@ func (s *Session) Compare(ctx context.Context, g ParityGroup) (Result, error) {
 	if err := ctx.Err(); err != nil {
 		return Result{}, err
 	}
-	return s.act(ctx, func(in *Input) bool {
-		in.Parity = map[string]Parity{g.Name: found}
-		in.Answers, in.Confirmed = slices.Clone(s.left), slices.Clone(s.sure)
+	return s.act(ctx, &wish{prepare: func(in *Input) bool {
+		if in.Parity == nil {
+			in.Parity = map[string]Parity{}
+		}
+		in.Parity[g.Name] = found
 		return true
-	})
+	}})
 }

@@ -28,6 +28,8 @@ type Status struct {
 	Held     []Held          `json:"held,omitempty"`
 	Locks    []LockHolder    `json:"locks,omitempty"`
 	Problems []string        `json:"problems,omitempty"`
+
+	words map[int]string // of Services: what TARGET says where no table was seen to lead it
 }
 
 // ReplicaStatus is one replica's table.
@@ -70,8 +72,12 @@ func (e *Env) Status(ctx context.Context) (Status, error) {
 		Notes: plan.Notes, Held: plan.Held, Problems: in.Damage,
 	}
 	_ = damaged // its texts are among the problems
+	s.words = map[int]string{}
 	for i := range s.Services {
 		s.Services[i].asIs()
+		if word := w.bySight(&s.Services[i], in.Views); word != "" {
+			s.words[i] = word
+		}
 	}
 	for _, v := range in.Views {
 		s.Replicas = append(s.Replicas, w.replicaStatus(v, plan))
@@ -104,6 +110,45 @@ func (c *Choice) asIs() {
 			c.Candidate = s.Candidate
 		}
 	}
+}
+
+// The words for services whose target no table shows.
+const (
+	wordNowhere = "nowhere (no table)"
+	wordUnseen  = "not seen"
+)
+
+// bySight takes back what is only remembered: a service that no table leads leads nowhere
+// until the next run, and where no table can be seen nothing is known. "": a table shows it,
+// or there is nothing to take back.
+func (w *world) bySight(c *Choice, views []View) (word string) {
+	var from []Endpoint
+	for _, f := range w.pre.services[w.pre.byName[c.Service]].families {
+		if f.n == c.Family {
+			from = f.from
+		}
+	}
+	blind := false
+	for _, v := range views {
+		blind = blind || v.Error != ""
+		if v.Error == "" && slices.ContainsFunc(v.Table.Targets, func(e Element) bool { return slices.Contains(from, e.From) }) {
+			return ""
+		}
+	}
+	memory := ""
+	if c.Target.IsValid() {
+		memory = fmt.Sprintf("; remembered is %s (epoch %d)", strings.TrimSpace(c.Candidate+" "+c.Target.String()), c.Epoch)
+	}
+	if len(from) == 0 || !blind && memory == "" {
+		return ""
+	}
+	c.Target, c.Candidate, c.LastResort = netip.AddrPort{}, "", false
+	if blind {
+		c.Reason = "where it leads is not known: no table could be seen" + memory
+		return wordUnseen
+	}
+	c.Reason = "no table leads it: it leads nowhere until the next run" + memory
+	return wordNowhere
 }
 
 func (w *world) replicaStatus(v View, plan Plan) ReplicaStatus {
@@ -176,12 +221,12 @@ func (s Status) Text(w io.Writer) {
 	fmt.Fprintf(w, "edge on %s, digest %s\n\n", s.Node, s.Digest)
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(tw, "SERVICE\tADDRESS\tTARGET\tEPOCH\tWRITER\tCANDIDATES")
-	for _, c := range s.Services {
+	for i, c := range s.Services {
 		var list []string
 		for _, x := range c.Candidates {
 			list = append(list, x.said(s.Time.Unix()))
 		}
-		target := "nobody"
+		target := cmp.Or(s.words[i], "nobody")
 		if c.Target.IsValid() {
 			target = strings.TrimSpace(c.Candidate + " " + c.Target.String())
 		}

@@ -118,18 +118,30 @@ func (p *turn) eventOf(s Step) journal.Event {
 	case StepSync:
 		ev.Object = s.Service + " on " + s.Replica
 	case StepFlush:
-		ev.Figures = map[string]float64{"flows_deleted": float64(p.flushed)}
+		ev.Figures = deleted(nil, p.flushed)
 	case StepMove:
 		ev.Figures = map[string]float64{"epoch": float64(s.Epoch)}
 		for _, m := range p.out.Moves {
 			if m.Service == s.Service && m.Address == s.Address && m.Epoch == s.Epoch {
 				ev.Figures["commit"] = ms(m.Commit)
-				ev.Figures["flows_deleted"] = float64(m.Flushed)
+				ev.Figures = deleted(ev.Figures, m.Flushed)
 			}
 		}
 	case StepUnknown:
 	}
 	return ev
+}
+
+// deleted adds how many conntrack entries went, where that is known.
+func deleted(figures map[string]float64, n int) map[string]float64 {
+	if n < 0 {
+		return figures
+	}
+	if figures == nil {
+		figures = map[string]float64{}
+	}
+	figures["flows_deleted"] = float64(n)
+	return figures
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -38,10 +38,9 @@ func (p *planner) verdicts() {
 			continue
 		}
 		st := p.standings[a.Key]
-		lapsed := !p.judge.live(st.veto)
 		st = p.judge.fold(st, p.pre.services[h.service].Probe, a, confirmed[a.Key])
 		p.standings[a.Key] = st
-		if lapsed && st.veto != nil {
+		if st.veto != nil && !before[a.Key] {
 			p.fresh[a.Key] = true
 		}
 	}

@@ -1,12 +1,10 @@
 package knock
 
-import "context"
+import (
+	"context"
 
-// proxyLocal is a PROXY protocol header, version 2, command LOCAL: the connection is the
-// proxy's own, as a health check is, and speaks for no client.
-func proxyLocal() []byte {
-	return []byte("\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00")
-}
+	"github.com/shunt-net/shunt/internal/edge"
+)
 
 // tcp asks for a connection; the server's kernel is enough to answer. What the server does
 // with the connection afterwards is no part of the question.
@@ -19,7 +17,7 @@ func (k *knocking) tcp(ctx context.Context) {
 	k.heard()
 	k.good()
 	if k.target.Probe.ProxyV2 {
-		_, _ = c.Write(proxyLocal()) // who has closed by now has answered as well
+		_, _ = c.Write([]byte(edge.ProxyLocal)) // who has closed by now has answered as well
 	}
 }
 

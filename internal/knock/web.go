@@ -13,6 +13,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+
+	"github.com/shunt-net/shunt/internal/edge"
 )
 
 const (
@@ -38,7 +40,7 @@ func (k *knocking) tls(ctx context.Context) {
 // handshake makes TLS of a connection, or judges why not.
 func (k *knocking) handshake(ctx context.Context, c *conn) *tls.Conn {
 	if k.target.Probe.ProxyV2 {
-		if _, err := c.Write(proxyLocal()); err != nil {
+		if _, err := c.Write([]byte(edge.ProxyLocal)); err != nil {
 			k.talkFailed(ctx, err, false)
 			return nil
 		}
@@ -103,7 +105,7 @@ func (k *knocking) http(ctx context.Context) {
 		defer func() { _ = t.CloseWrite() }()
 		rw = t
 	} else if k.target.Probe.ProxyV2 {
-		first = proxyLocal()
+		first = []byte(edge.ProxyLocal)
 	}
 	begun := c.got
 	out := bytes.NewBuffer(first)

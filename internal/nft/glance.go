@@ -3,6 +3,7 @@ package nft
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/shunt-net/shunt/internal/edge"
 )
@@ -12,7 +13,12 @@ import (
 type memo struct {
 	gen   uint32
 	found found
+	at    time.Time // when the leases were seen; zero = there is no clock
 }
+
+// nearEnd is how near its end a lease may be to be taken for one that has run out, or not
+// yet: the kernel counts in ticks of its own.
+const nearEnd = 100 * time.Millisecond
 
 // glance is a look that asks for the generation only, when it still is that of the memo.
 func (l *local) glance(ctx context.Context) (found, bool) {
@@ -28,7 +34,8 @@ func (l *local) glance(ctx context.Context) (found, bool) {
 		return found{}, false
 	}
 	f := l.last.found.clone()
-	if len(f.table.Leases) > 0 {
+	var sure bool
+	if f.table.Leases, sure = l.aged(); !sure {
 		s, err := l.read(ctx, []kind{kindLease})
 		if err != nil || !s.whole || s.gen != gen {
 			return found{}, false
@@ -38,17 +45,47 @@ func (l *local) glance(ctx context.Context) (found, bool) {
 	return f, true
 }
 
-// keep remembers what a whole read has found.
-func (l *local) keep(s snapshot, f found) {
+// aged are the memo's leases as they are now. Not sure: they have to be read.
+func (l *local) aged() (list []edge.Lease, sure bool) {
+	if len(l.last.found.table.Leases) == 0 {
+		return nil, true
+	}
+	if l.last.at.IsZero() {
+		return nil, false
+	}
+	past := l.now().Sub(l.last.at)
+	for _, x := range l.last.found.table.Leases {
+		if x.Left -= past; x.Left.Abs() < nearEnd {
+			return nil, false
+		}
+		if x.Left > 0 {
+			x.Holds = slices.Clone(x.Holds)
+			list = append(list, x)
+		}
+	}
+	return list, past >= 0
+}
+
+func (l *local) now() time.Time {
+	if l.o.Now == nil {
+		return time.Time{}
+	}
+	return l.o.Now()
+}
+
+// keep remembers what a whole read that began at a time has found. What may be otherwise
+// without a transaction is not built on: elements that are none of ours (a lease among them
+// runs out), and rules that nobody could vouch for just now.
+func (l *local) keep(s snapshot, f found, at time.Time) {
 	l.last = nil
-	if s.whole && !f.absent {
-		l.last = &memo{s.gen, f.clone()}
+	if s.whole && !f.absent && len(s.odd) == 0 && (f.drift != nil || l.known[s.bones.sum]) {
+		l.last = &memo{s.gen, f.clone(), at}
 	}
 }
 
 // moved remembers what a transaction of ours has changed, when it was the only one since.
-func (l *local) moved(s snapshot, only []kind) {
-	if l.last == nil || !s.whole || s.gen != l.last.gen+1 {
+func (l *local) moved(s snapshot, only []kind, at time.Time) {
+	if l.last == nil || !s.whole || s.gen != l.last.gen+1 || len(s.odd) > 0 {
 		l.last = nil
 		return
 	}
@@ -56,6 +93,9 @@ func (l *local) moved(s snapshot, only []kind) {
 	t := clone(s.table)
 	for _, k := range only {
 		copyList(&l.last.found.table, t, k)
+		if k == kindLease {
+			l.last.at = at
+		}
 	}
 }
 
@@ -68,5 +108,8 @@ func clone(t edge.Table) edge.Table {
 	t.Targets, t.Nodes, t.Services = slices.Clone(t.Targets), slices.Clone(t.Nodes), slices.Clone(t.Services)
 	t.Addresses, t.Backends, t.Always = slices.Clone(t.Addresses), slices.Clone(t.Backends), slices.Clone(t.Always)
 	t.OnLink, t.Leases = slices.Clone(t.OnLink), slices.Clone(t.Leases)
+	for i := range t.Leases {
+		t.Leases[i].Holds = slices.Clone(t.Leases[i].Holds)
+	}
 	return t
 }

@@ -125,11 +125,9 @@ func chains() []chain {
 		{name: "prerouting", typ: "nat", hook: "prerouting", hooknum: 0, priority: -100, prio: "dstnat", rules: dnat()},
 		{name: "output", typ: "nat", hook: "output", hooknum: 3, priority: -100, prio: "-100", rules: dnat()},
 		{name: "postrouting", typ: "nat", hook: "postrouting", hooknum: 4, priority: 100, prio: "srcnat", rules: snat()},
-		{name: "forward", typ: "filter", hook: "forward", hooknum: 2, priority: 0, prio: "filter", rules: strays("saddr", "sport", kindBackend)},
-		{
-			name: "input", typ: "filter", hook: "input", hooknum: 1, priority: 0, prio: "filter",
-			rules: append(strays("daddr", "dport", kindService), strays("saddr", "sport", kindBackend)...),
-		},
+		{name: "forward", typ: "filter", hook: "forward", hooknum: 2, priority: 0, prio: "filter", rules: strays(late, "saddr", "tcp sport", kindBackend)},
+		{name: "input", typ: "filter", hook: "input", hooknum: 1, priority: 0, prio: "filter", rules: strays("", "daddr", "th dport", kindService)},
+		{name: "resets", typ: "filter", hook: "output", hooknum: 3, priority: 0, prio: "filter", rules: resets()},
 	}
 }
 
@@ -160,12 +158,27 @@ func snat() []string {
 	return rules
 }
 
+// late are packets of a connection that has begun. An answer to a connection's first packet
+// is never out of place: where we have not seen that one, it went another way than the
+// answers, and is none of our business.
+const late = "tcp flags != syn,ack / syn,ack "
+
 // strays drops packets of our flows that connection tracking can't place, say with a
 // sequence number of long ago. Nobody would translate them, and whoever got them would
 // reset a healthy connection.
-func strays(addr, port string, k kind) []string {
+func strays(which, addr, port string, k kind) []string {
 	return []string{
-		fmt.Sprintf("ct state invalid ip %s . meta l4proto . th %s @%s counter drop", addr, port, k.in(4)),
-		fmt.Sprintf("ct state invalid ip6 %s . meta l4proto . th %s @%s counter drop", addr, port, k.in(6)),
+		fmt.Sprintf("ct state invalid %sip %s . meta l4proto . %s @%s counter drop", which, addr, port, k.in(4)),
+		fmt.Sprintf("ct state invalid %sip6 %s . meta l4proto . %s @%s counter drop", which, addr, port, k.in(6)),
+	}
+}
+
+// resets drops what this machine itself answers to such a packet from a candidate when no
+// socket of its own wants it. The packet is let in: it may as well be the end of a
+// connection of this machine that is older than connection tracking here, like a tripwire.
+func resets() []string {
+	return []string{
+		fmt.Sprintf("ct state invalid tcp flags rst ip daddr . meta l4proto . tcp dport @%s counter drop", kindBackend.in(4)),
+		fmt.Sprintf("ct state invalid tcp flags rst ip6 daddr . meta l4proto . tcp dport @%s counter drop", kindBackend.in(6)),
 	}
 }

@@ -66,12 +66,12 @@ func TestAMisspelledUnitSettingIsFound(t *testing.T) {
 func TestUnitsKeepTheContractOfExitCodes(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ unit, line string }{
-		{"shunt-egress-refresh.service", "SuccessExitStatus=4 75"},
-		{"shunt-egress-rebalance.service", "SuccessExitStatus=4 75"},
-		{"shunt-egress-repair.service", "SuccessExitStatus=4 75"},
-		{"shunt-egress-plane.service", "SuccessExitStatus=4 75"},
-		{"shunt-edge-retarget.service", "SuccessExitStatus=4 75"},
-		{"shunt-watchdog@.service", "SuccessExitStatus=4 75"},
+		{"shunt-egress-refresh.service", "SuccessExitStatus=4 75 130"},
+		{"shunt-egress-rebalance.service", "SuccessExitStatus=4 75 130"},
+		{"shunt-egress-repair.service", "SuccessExitStatus=4 75 130"},
+		{"shunt-egress-plane.service", "SuccessExitStatus=4 75 130"},
+		{"shunt-edge-retarget.service", "SuccessExitStatus=4 75 130"},
+		{"shunt-watchdog@.service", "SuccessExitStatus=4 75 130"},
 		{"shunt-watchdog-a.timer", "OnCalendar=*-*-* *:00/2:00"},
 		{"shunt-watchdog-b.timer", "OnCalendar=*-*-* *:01/2:00"},
 		{"shunt-watchdog-a.timer", "Unit=shunt-watchdog@a.service"},

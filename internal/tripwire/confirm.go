@@ -37,13 +37,17 @@ type Verdict struct {
 type ConfirmOptions struct {
 	Burst time.Duration // how long a candidate has to prove itself dead; 0 = 250ms
 	Most  int           // connections at most; 0 = as many as the burst has, 6
+	// Greeting is written on each connection that comes about; "" = nothing.
+	Greeting string
 }
 
-// The beginnings of a burst's connections as parts of the whole, 0, 1, 2, 4 and 8 ms of
-// 250 ms, and one before its end. Each but the first follows only when the one before it was closed.
+// The beginnings of a burst's connections as parts of the whole, 0, 0, 2, 4 and 8 ms of
+// 250 ms, and one before its end. Each but the first follows only when the one before it was
+// closed: the second at once, for a dying server's listener is mostly gone when it has reset
+// what waited there.
 const burstUnit = 250
 
-func burstSlots() [6]time.Duration { return [6]time.Duration{0, 1, 2, 4, 8, burstUnit * 9 / 10} }
+func burstSlots() [6]time.Duration { return [6]time.Duration{0, 0, 2, 4, 8, burstUnit * 9 / 10} }
 
 // unanswered is how many connections may go without any answer to their first packet:
 // one more than one, because packets are lost.
@@ -88,7 +92,7 @@ func burst(ctx context.Context, addr netip.AddrPort, o ConfirmOptions, began tim
 		}
 		// On a machine that is late, each still gets a moment.
 		least := now.Add(o.Burst / 10)
-		last = ask(ctx, addr, later(patience, least), later(end, least))
+		last = ask(ctx, addr, o.Greeting, later(patience, least), later(end, least))
 		switch last.what {
 		case foundRefused:
 			return Verdict{Word: WordDead, Reason: last.reason, Refused: true, Tries: v.Tries}
@@ -136,7 +140,7 @@ const (
 
 // ask makes one connection, which may take until patience to come about, and holds it
 // until something is known or the burst is over.
-func ask(ctx context.Context, addr netip.AddrPort, patience, end time.Time) finding {
+func ask(ctx context.Context, addr netip.AddrPort, greeting string, patience, end time.Time) finding {
 	fd, err := socket(addr)
 	if err != nil {
 		return finding{foundNothing, err.Error()}
@@ -164,11 +168,11 @@ func ask(ctx context.Context, addr netip.AddrPort, patience, end time.Time) find
 	if err != nil {
 		return finding{foundNothing, err.Error()}
 	}
-	return hold(raw)
+	return hold(raw, greeting)
 }
 
 // hold waits for the connection to come about, and then for its end or for a word.
-func hold(raw syscall.RawConn) finding {
+func hold(raw syscall.RawConn, greeting string) finding {
 	f := finding{foundNothing, "no answer"}
 	err := raw.Write(func(fd uintptr) bool {
 		err := pending(int(fd))
@@ -177,6 +181,9 @@ func hold(raw syscall.RawConn) finding {
 		}
 		if err == nil {
 			f = finding{foundOpen, "accepts connections"}
+			if greeting != "" {
+				_, _ = unix.Write(int(fd), []byte(greeting)) // who has closed by now is heard below
+			}
 		} else {
 			f, _ = refusal(err)
 		}

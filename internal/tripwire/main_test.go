@@ -359,10 +359,10 @@ func (s *serving) run() error {
 		if err != nil {
 			return err
 		}
-		fmt.Println("accepted")
 		s.mu.Lock()
 		s.conns = append(s.conns, c)
 		s.mu.Unlock()
+		fmt.Println("accepted")
 		go s.one(c)
 	}
 }

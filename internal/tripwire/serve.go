@@ -1,6 +1,7 @@
 package tripwire
 
 import (
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,12 +27,21 @@ func (s *Set) serve() {
 	}
 }
 
-// round serves one batch; it reports that the set is closed.
+// round serves one batch; it reports that the set is closed. What broke is told before
+// anything else is done about it: closing a socket sends packets, and takes as long.
 func (s *Set) round(events []unix.EpollEvent, now time.Time) (closed bool) {
+	if s.hear(events, now) {
+		runtime.Gosched() // to the reader, on this very thread: waking another takes longer than all it does
+	}
+	return s.tidy(now)
+}
+
+// hear finds out what broke and tells it; it reports whether there was anything to tell.
+func (s *Set) hear(events []unix.EpollEvent, now time.Time) (told bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return true
+		return false
 	}
 	for i := range events {
 		switch fd := int(events[i].Fd); {
@@ -41,14 +51,26 @@ func (s *Set) round(events []unix.EpollEvent, now time.Time) (closed bool) {
 		case s.diag != nil && fd == s.diag.events:
 			s.listenersGone(now)
 		default:
-			// A socket that this batch closed already is in the table no more; its number
-			// is given out again only below.
+			// A socket that this batch let go already is in the table no more; its number
+			// is given out again only when it has been closed.
 			if w, ok := s.byFD[events[i].Fd]; ok {
 				s.happened(w, now)
 			}
 		}
 	}
+	told = len(s.fresh) > 0
 	s.tell()
+	return told
+}
+
+// tidy closes what was let go and does what is due; it reports that the set is closed.
+func (s *Set) tidy(now time.Time) (closed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return true
+	}
+	defer s.sweep()
 	for range stride {
 		w, ok := s.due.First()
 		if !ok || w.When().After(now) {
@@ -66,6 +88,14 @@ func (s *Set) round(events []unix.EpollEvent, now time.Time) (closed bool) {
 	}
 	s.tell()
 	return false
+}
+
+// sweep closes the sockets that were let go.
+func (s *Set) sweep() {
+	for _, fd := range s.dropped {
+		_ = unix.Close(fd) // nothing was written, and epoll forgets it
+	}
+	s.dropped = s.dropped[:0]
 }
 
 // listenersGone looks which listening sockets of this machine are missing after the kernel

@@ -56,6 +56,7 @@ type Target struct {
 	Addr     netip.AddrPort
 	Lifetime time.Duration // after which the server ends an idle connection; 0 = not known
 	Short    int           // short lives in a row
+	Greeting string        // written once on each connection: what its server has to hear; "" = nothing
 }
 
 // Kind says what a hint is made of.
@@ -112,16 +113,18 @@ type Set struct {
 	diag  *diag
 	done  chan struct{}
 
-	mu     sync.Mutex
-	wires  map[netip.AddrPort]*wire
-	byFD   map[int32]*wire
-	due    due.Queue[*wire]
-	local  map[netip.Addr]bool
-	fresh  []Hint // of the batch being served
-	late   []Hint // that the channel had no room for
-	recent crowd
-	stood  int // wires that stand
-	closed bool
+	mu    sync.Mutex
+	wires map[netip.AddrPort]*wire
+	byFD  map[int32]*wire
+	due   due.Queue[*wire]
+	local map[netip.Addr]bool
+	fresh []Hint // of the batch being served
+	late  []Hint // that the channel had no room for
+	// sockets that nobody watches any more, to be closed when there is nothing to tell
+	dropped []int
+	recent  crowd
+	stood   int // wires that stand
+	closed  bool
 }
 
 // room is how many hints wait for a slow reader before they cost an allocation.
@@ -180,12 +183,13 @@ func (s *Set) Arm(targets []Target) {
 		}
 		named[addr] = true
 		if w, ok := s.wires[addr]; ok {
+			w.greeting = t.Greeting
 			if w.state == StateLocal && !s.isLocal(addr.Addr()) { // the address has moved away
 				s.wait(w, now, "")
 			}
 			continue
 		}
-		w := &wire{addr: addr, fd: -1, state: StateWaiting, habit: habit{learned: t.Lifetime, short: max(0, t.Short)}}
+		w := &wire{addr: addr, greeting: t.Greeting, fd: -1, state: StateWaiting, habit: habit{learned: t.Lifetime, short: max(0, t.Short)}}
 		s.wires[addr] = w
 		if w.habit.short >= s.o.Shorts {
 			s.giveUp(w, now)
@@ -201,6 +205,7 @@ func (s *Set) Arm(targets []Target) {
 			delete(s.wires, addr)
 		}
 	}
+	s.sweep()
 	s.ring()
 }
 
@@ -258,6 +263,7 @@ func (s *Set) Close() {
 	for _, w := range s.wires {
 		s.drop(w)
 	}
+	s.sweep()
 	clear(s.wires)
 	_ = unix.Close(s.bell)
 	_ = unix.Close(s.epoll)

@@ -241,6 +241,7 @@ func TestServerThatClosesWhatItAcceptsIsGivenUp(t *testing.T) {
 			t.Errorf("hint %+v of a server that closes all", h)
 		}
 	}
+	eventually(t, "the server has told of all", func() bool { return srv.count("accepted") >= 5 })
 	if len(hints) != 5 || srv.count("accepted") != 5 {
 		t.Errorf("%d hints of %d connections, want 5 of 5", len(hints), srv.count("accepted"))
 	}
@@ -299,6 +300,7 @@ func TestDeathBetweenTwoConnectionsIsHintedAt(t *testing.T) {
 	s := newSet(t, Options{Pause: 300 * time.Millisecond})
 	s.Arm(targets(addr))
 	becomes(t, s, addr, StateArmed)
+	eventually(t, "the server has it in its hands", func() bool { return srv.count("accepted") > 0 })
 	srv.tell("hang up")
 	if h := next(t, s); h.Kind != KindClosed {
 		t.Errorf("first hint %+v", h)

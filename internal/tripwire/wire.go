@@ -17,6 +17,7 @@ import (
 type wire struct {
 	due.Entry // of the next thing to do
 	addr      netip.AddrPort
+	greeting  string
 	fd        int // -1 = none
 	state     State
 	since     time.Time     // a connection stands
@@ -93,6 +94,9 @@ func (s *Set) connected(w *wire, now time.Time) {
 		s.drop(w)
 		s.failed(w, now, fmt.Errorf("epoll: %w", err))
 		return
+	}
+	if w.greeting != "" {
+		_, _ = unix.Write(w.fd, []byte(w.greeting)) // one that fails is heard of in a moment
 	}
 	if w.lived > 0 {
 		w.habit.livedOn(w.lived, s.o)
@@ -190,13 +194,13 @@ func (s *Set) become(w *wire, state State, reason string) {
 
 func (s State) stands() bool { return s == StateArmed || s == StateLocal }
 
-// drop closes the wire's socket, if it has one.
+// drop lets the wire's socket go, if it has one; the next sweep closes it.
 func (s *Set) drop(w *wire) {
 	if w.fd < 0 {
 		return
 	}
 	delete(s.byFD, int32(w.fd))
-	_ = unix.Close(w.fd) // nothing was written, and epoll forgets it
+	s.dropped = append(s.dropped, w.fd)
 	w.fd = -1
 }
 

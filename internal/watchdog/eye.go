@@ -18,6 +18,7 @@ import (
 // wires are the tripwires; *tripwire.Set.
 type wires interface {
 	Arm(targets []tripwire.Target)
+	Renew()
 	Hints() <-chan tripwire.Hint
 	Status() []tripwire.Status
 	Crowd(at time.Time) bool
@@ -68,6 +69,7 @@ type candidate struct {
 	siblings []*candidate // of its service and family, itself included
 	diverted atomic.Bool  // its traffic was led away, and nobody knows yet
 	hinted   atomic.Int64 // when, unix nanoseconds
+	buried   atomic.Bool  // a hint of its death was confirmed, and it has not answered since
 }
 
 // openEye opens the session and arms the tripwires. It decides nothing.
@@ -148,9 +150,21 @@ func (e *eye) targets() []tripwire.Target {
 	list := make([]tripwire.Target, 0, len(e.watched))
 	for addr, c := range e.watched {
 		h := e.session.Health(c[0].key)
-		list = append(list, tripwire.Target{Addr: addr, Lifetime: h.Lifetime, Short: h.Short})
+		list = append(list, tripwire.Target{Addr: addr, Lifetime: h.Lifetime, Short: h.Short, Greeting: c[0].probe.Greeting()})
 	}
 	return list
+}
+
+// burst asks after a hint.
+func (e *eye) burst(ctx context.Context, addr netip.AddrPort) tripwire.Verdict {
+	if e.w.o.burst != nil {
+		return e.w.o.burst(ctx, addr)
+	}
+	greeting := ""
+	if c := e.watched[addr]; len(c) > 0 {
+		greeting = c[0].probe.Greeting()
+	}
+	return tripwire.Confirm(ctx, addr, tripwire.ConfirmOptions{Greeting: greeting})
 }
 
 // madeTable says whether a step made or mended this machine's table.
@@ -158,12 +172,11 @@ func (e *eye) madeTable(s edge.Step) bool {
 	return s.Kind == edge.StepTable && s.Replica == e.w.o.Edge.Node
 }
 
-// rearm makes all tripwires anew. Connection tracking begins with the table: it takes the
-// end of a connection that it has not seen before for invalid, and the table drops that.
+// rearm makes all tripwires anew. Connection tracking may begin with the table: it takes the
+// end of a connection that it has not seen before for invalid, which a firewall may drop.
 func (e *eye) rearm() {
 	if e.wires != nil {
-		e.wires.Arm(nil)
-		e.wires.Arm(e.targets())
+		e.wires.Renew()
 	}
 }
 
@@ -192,7 +205,11 @@ func (e *eye) heard(a edge.Answer, began time.Time) {
 	if a.Outcome == edge.Miss {
 		e.changed()
 	}
-	if c := e.byKey[a.Key]; c != nil && c.diverted.Load() && e.settle(c, a, began) {
+	c := e.byKey[a.Key]
+	if c != nil && a.Outcome == edge.Good {
+		c.buried.Store(false)
+	}
+	if c != nil && c.diverted.Load() && e.settle(c, a, began) {
 		return
 	}
 	e.judges.hear(a)
@@ -364,38 +381,4 @@ func (e *eye) close() {
 	if err := e.session.Close(bound); err != nil && !errors.Is(err, context.Canceled) {
 		e.w.clerk.trouble("edge state", err)
 	}
-}
-
-// onceEdge asks each candidate once and acts on the answers.
-func (w *Watchdog) onceEdge(ctx context.Context) error {
-	s, err := w.o.Edge.Open(ctx)
-	if err != nil {
-		return fmt.Errorf("edge: %w", err)
-	}
-	e := &eye{w: w, ctx: context.WithoutCancel(ctx), session: s}
-	e.index(w.o.Edge.Config)
-	defer e.close()
-	var mu sync.Mutex
-	var answers []edge.Answer
-	p := newProbes(s.Targets(), w.o.Edge.Config.MaxConcurrent, e.ask, func(a edge.Answer, _ time.Time) {
-		w.sum.probed(a.Outcome)
-		mu.Lock()
-		defer mu.Unlock()
-		answers = append(answers, a)
-	})
-	p.runOnce(ctx)
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	res, err := s.Judge(ctx, answers)
-	w.decided(res, err)
-	res, lerr := s.Look(ctx)
-	w.decided(res, lerr)
-	err = errors.Join(err, lerr)
-	for _, g := range w.o.Edge.Config.Parity {
-		res, cerr := s.Compare(ctx, g)
-		w.decided(res, cerr)
-		err = errors.Join(err, cerr)
-	}
-	return err
 }

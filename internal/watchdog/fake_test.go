@@ -79,6 +79,7 @@ func (w *trips) Arm(list []tripwire.Target) {
 	defer w.mu.Unlock()
 	w.armed = list
 }
+func (w *trips) Renew()                      {}
 func (w *trips) Hints() <-chan tripwire.Hint { return w.hints }
 func (w *trips) Status() []tripwire.Status {
 	w.mu.Lock()

@@ -44,7 +44,7 @@ func newHints(e *eye, limit int) *hints {
 	}
 	return &hints{
 		e: e, max: limit, busy: map[netip.AddrPort]bool{}, again: map[netip.AddrPort]tripwire.Hint{}, condemned: map[*candidate]bool{},
-		burst: e.w.o.burst,
+		burst: e.burst,
 	}
 }
 
@@ -56,16 +56,19 @@ func (h *hints) run(ctx context.Context) {
 		return
 	}
 	from := h.e.wires.Hints()
-	for _, hint := range kept(from) {
-		h.take(ctx, hint)
-	}
+	h.take(ctx, kept(from)...)
 	for {
 		select {
 		case hint, ok := <-from:
 			if !ok {
 				return
 			}
-			h.take(ctx, hint)
+			// What breaks at once is moved at once, like both families of one server.
+			list := []tripwire.Hint{hint}
+			for len(from) > 0 && len(list) < h.max {
+				list = append(list, <-from)
+			}
+			h.take(ctx, list...)
 		case <-ctx.Done():
 			return
 		}
@@ -95,70 +98,104 @@ func kept(from <-chan tripwire.Hint) []tripwire.Hint {
 	}
 }
 
-// take begins to ask after a hint. One that comes while its server is being asked counts
+// take begins to ask after hints. One that comes while its server is being asked counts
 // when that is over.
-func (h *hints) take(ctx context.Context, hint tripwire.Hint) {
-	if len(h.e.watched[hint.Addr]) == 0 {
-		return
-	}
-	h.e.w.sum.hinted()
+func (h *hints) take(ctx context.Context, list ...tripwire.Hint) {
+	begun := make([]tripwire.Hint, 0, len(list))
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.busy[hint.Addr] {
-		h.again[hint.Addr] = hint
-		return
+	for _, hint := range list {
+		if len(h.e.watched[hint.Addr]) == 0 {
+			continue
+		}
+		h.e.w.sum.hinted()
+		if h.busy[hint.Addr] {
+			h.again[hint.Addr] = hint
+			continue
+		}
+		h.busy[hint.Addr] = true
+		h.asking++
+		if h.running >= h.max {
+			h.queue = append(h.queue, hint)
+			continue
+		}
+		h.running++
+		begun = append(begun, hint)
 	}
-	h.busy[hint.Addr] = true
-	h.asking++
-	if h.running >= h.max {
-		h.queue = append(h.queue, hint)
-		return
+	if len(begun) > 0 {
+		h.work.Add(1)
+		go h.begin(ctx, begun)
 	}
-	h.running++
-	h.work.Add(1)
-	go h.serve(ctx, hint)
 }
 
-// serve asks after one hint, and then after those that had to wait for a place.
-func (h *hints) serve(ctx context.Context, hint tripwire.Hint) {
+// begin leads traffic away where a hint is enough for that, and asks after each hint. Nothing
+// comes before the move, and what the asking finds must not overtake it.
+func (h *hints) begin(ctx context.Context, list []tripwire.Hint) {
 	defer h.work.Done()
-	for {
-		h.follow(ctx, hint)
-		h.mu.Lock()
-		delete(h.busy, hint.Addr)
-		if late, ok := h.again[hint.Addr]; ok {
-			delete(h.again, hint.Addr)
-			h.busy[hint.Addr] = true
-			h.asking++
-			h.queue = append(h.queue, late)
+	over := make(chan struct{})
+	ask := func(list []tripwire.Hint) {
+		for _, hint := range list {
+			h.work.Add(1)
+			go h.serve(ctx, hint, over)
 		}
-		if len(h.queue) == 0 || ctx.Err() != nil {
-			h.running--
-			h.mu.Unlock()
-			return
-		}
-		hint, h.queue = h.queue[0], h.queue[1:]
-		h.mu.Unlock()
 	}
-}
-
-// follow is one hint from the first suspicion to the end of what it causes.
-func (h *hints) follow(ctx context.Context, hint tripwire.Hint) {
-	group := h.e.watched[hint.Addr]
-	sudden := !hint.Expected && !hint.Suspicious && clock().Sub(hint.At) < stale
-	if !sudden || !slices.ContainsFunc(group, h.diverts) {
-		v := h.burst(ctx, hint.Addr)
-		h.asked()
-		h.act(ctx, hint, v, group)
+	if group := h.divertible(list); len(group) > 0 {
+		h.divert(ctx, group, func() { ask(list) })
+		close(over)
 		return
 	}
-	verdict := make(chan tripwire.Verdict, 1)
-	go func() {
-		verdict <- h.burst(ctx, hint.Addr)
-		h.asked()
-	}()
-	h.divert(ctx, group) // what follows must not overtake it
-	h.act(ctx, hint, <-verdict, group)
+	close(over)
+	ask(list[1:])
+	h.work.Add(1)
+	h.serve(ctx, list[0], over) // here: waking another thread takes longer than the question
+}
+
+// serve asks after one hint, and leaves its place to one that had to wait.
+func (h *hints) serve(ctx context.Context, hint tripwire.Hint, diverted <-chan struct{}) {
+	defer h.work.Done()
+	v := h.burst(ctx, hint.Addr)
+	h.asked()
+	<-diverted
+	h.act(ctx, hint, v, h.e.watched[hint.Addr])
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.busy, hint.Addr)
+	if late, ok := h.again[hint.Addr]; ok {
+		delete(h.again, hint.Addr)
+		h.busy[hint.Addr] = true
+		h.asking++
+		h.queue = append(h.queue, late)
+	}
+	if len(h.queue) == 0 || ctx.Err() != nil {
+		h.running--
+		return
+	}
+	next := h.queue[0]
+	h.queue = h.queue[1:]
+	h.work.Add(1)
+	go h.begin(ctx, []tripwire.Hint{next})
+}
+
+// suspicion is a candidate with the hint that points at it.
+type suspicion struct {
+	*candidate
+	at time.Time
+}
+
+// divertible are the candidates from which a hint alone leads traffic away.
+func (h *hints) divertible(list []tripwire.Hint) []suspicion {
+	var out []suspicion
+	for _, hint := range list {
+		if hint.Expected || hint.Suspicious || clock().Sub(hint.At) >= stale {
+			continue
+		}
+		for _, c := range h.e.watched[hint.Addr] {
+			if h.diverts(c) {
+				out = append(out, suspicion{c, hint.At})
+			}
+		}
+	}
+	return out
 }
 
 // diverts says whether a hint alone leads traffic away from a candidate.
@@ -166,19 +203,25 @@ func (h *hints) diverts(c *candidate) bool {
 	return c.divert && h.e.alive(c) && slices.ContainsFunc(c.siblings, func(s *candidate) bool { return s != c && h.e.alive(s) })
 }
 
-func (h *hints) divert(ctx context.Context, group []*candidate) {
-	each(group, func(c *candidate) {
-		if !h.diverts(c) {
-			return
-		}
-		h.e.changed()
+// divert leads traffic away from candidates; moved is called when that is done for all of
+// them, before it is recorded.
+func (h *hints) divert(ctx context.Context, group []suspicion, moved func()) {
+	h.e.changed()
+	keys, at := make([]edge.Key, len(group)), group[0].at
+	for i, c := range group {
+		keys[i] = c.key
 		c.hinted.Store(clock().UnixNano())
-		res, err := h.e.session.Divert(context.WithoutCancel(ctx), c.key)
-		if !slices.ContainsFunc(res.Plan.Held, func(x edge.Held) bool { return x.Code == edge.HeldNoSecond }) {
+		if c.at.Before(at) {
+			at = c.at
+		}
+	}
+	res, err := h.e.session.Divert(context.WithoutCancel(ctx), at, moved, keys...)
+	for i, c := range group {
+		if !slices.ContainsFunc(res.Plan.Held, func(x edge.Held) bool { return x.Code == edge.HeldNoSecond && x.Object == keys[i].Object() }) {
 			c.diverted.Store(true) // also after an error: it may be tried again from within
 		}
-		h.e.w.decided(res, err)
-	})
+	}
+	h.e.w.decided(res, err)
 }
 
 // each calls f for all, at the same time where there are several.
@@ -235,9 +278,11 @@ func (h *hints) back(ctx context.Context, c *candidate) {
 // bury declares a candidate dead. Where it is the last one of its service and many broke at
 // once, it is rather we who are cut off: the others are asked to the end first, and it once more.
 func (h *hints) bury(ctx context.Context, hint tripwire.Hint, v tripwire.Verdict, c *candidate) {
-	last := h.condemn(c)
+	h.condemn(c)
 	defer h.pardon(c)
-	if last && h.e.wires.Crowd(hint.At) {
+	// What needs the session's memory waits for a decision that is under way, and what is
+	// found here is to be decided with the next: so it is asked only where it counts.
+	if h.e.wires.Crowd(hint.At) && h.last(c) {
 		h.settled(ctx, crowdLimit)
 		if run.Pause(ctx, crowdPause) == nil {
 			v = h.burst(ctx, hint.Addr)
@@ -253,17 +298,23 @@ func (h *hints) bury(ctx context.Context, hint tripwire.Hint, v tripwire.Verdict
 	}
 	h.e.changed()
 	c.diverted.Store(false)
-	if h.e.alive(c) { // a refusal follows the close of the same death
+	if !c.buried.Swap(true) { // a refusal follows the close of the same death
 		h.e.w.sum.confirmed(v.Word)
 	}
 	h.e.w.decided(h.e.session.Confirmed(context.WithoutCancel(ctx), a, hint.At))
 }
 
-// condemn notes a candidate and says whether no other of its service and family is left.
-func (h *hints) condemn(c *candidate) (last bool) {
+// condemn notes that a candidate was found dead.
+func (h *hints) condemn(c *candidate) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.condemned[c] = true
+}
+
+// last says whether no other of the candidate's service and family is left.
+func (h *hints) last(c *candidate) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	return !slices.ContainsFunc(c.siblings, func(s *candidate) bool { return !h.condemned[s] && h.e.alive(s) })
 }
 

@@ -3,6 +3,7 @@ package watchdog
 import (
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,6 +79,61 @@ func TestHints(t *testing.T) {
 			})
 		})
 	}
+}
+
+// All that one server serves is led away at once: by one commit, and before anybody asks.
+func TestOneHintDivertsAllServicesOfAServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := lazy(2, edge.OnHintDivert)
+		for _, name := range []string{"voice", "chat"} {
+			s := c.Services[0]
+			s.Name = name
+			s.VIP = []netip.Addr{netip.AddrFrom4([4]byte{10, 99, 7, name[0]})}
+			c.Services = append(c.Services, s)
+		}
+		s := newScene(t, c)
+		s.words["a"] = []tripwire.Verdict{dead()}
+		var mu sync.Mutex
+		var bursts []int // that were begun before each commit
+		s.table.wait = func() {
+			mu.Lock()
+			defer mu.Unlock()
+			bursts = append(bursts, s.counted(s.bursts, "a"))
+		}
+		before := 0
+		sum := s.run(func() {
+			time.Sleep(7 * time.Second)
+			mu.Lock()
+			before = len(bursts)
+			mu.Unlock()
+			s.set(func() { s.dead["a"] = true })
+			hint := clock()
+			time.Sleep(3 * time.Millisecond) // it waited for us
+			s.wires.hints <- tripwire.Hint{Addr: netip.AddrPortFrom(at("a"), 80), At: hint, Kind: tripwire.KindClosed}
+			synctest.Wait()
+			for _, name := range []string{"front", "voice", "chat"} {
+				s.wants(name, "b")
+			}
+			time.Sleep(time.Second)
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		if after := bursts[before:]; len(after) == 0 || after[0] != 0 || len(after) > 1 && after[1] == 0 {
+			t.Errorf("bursts before each commit: %v", after)
+		}
+		n := 0
+		for _, m := range sum.Moves {
+			if m.From != "" {
+				n++
+				if m.Commit != 3*time.Millisecond {
+					t.Errorf("%s moved %v after the hint", m.Service, m.Commit)
+				}
+			}
+		}
+		if n != 3 {
+			t.Errorf("%d moves", n)
+		}
+	})
 }
 
 // Each burst is its own: a server that answers late keeps nobody waiting.

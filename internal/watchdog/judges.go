@@ -44,7 +44,7 @@ func (j *judges) hear(a edge.Answer) {
 		j.inbox = nil
 		j.mu.Unlock()
 		res, err := j.judge(j.ctx, batch)
-		if res.Plan.Changes() || err != nil {
+		if res.Plan.Changes() || res.Joined || err != nil {
 			j.changed()
 		}
 		j.done(res, err)

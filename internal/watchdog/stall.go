@@ -35,6 +35,13 @@ func (s *stalls) woke(now time.Time) {
 	s.longest, s.fresh = max(s.longest, d), max(s.fresh, d)
 }
 
+// spare is how much of a cap we may have lost, for the rest of it to count: a quarter, and
+// of a short one more, as long as what is left is many times what a near host takes to
+// answer. Each miss that does not count costs a whole cap more.
+func spare(limit time.Duration) time.Duration {
+	return max(limit/4, min(limit/2, 10*time.Millisecond))
+}
+
 // spoil says whether the silence between two moments may be our own: the end came later
 // than the cap allows, or we did not run for a good part of it.
 func (s *stalls) spoil(from, to time.Time, limit time.Duration) bool {
@@ -48,7 +55,7 @@ func (s *stalls) spoil(from, to time.Time, limit time.Duration) bool {
 	if now := to; !s.until.IsZero() && now.Sub(s.until) > tolerated { // the timekeeper has not woken yet
 		lost += overlap(stall{s.until, now}, from, to)
 	}
-	return lost > limit/4
+	return lost > spare(limit)
 }
 
 func overlap(x stall, from, to time.Time) time.Duration {

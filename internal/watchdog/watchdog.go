@@ -98,7 +98,7 @@ const (
 	defaultFor      = 65 * time.Second
 	defaultLimit    = 20 * time.Second
 	slowestLook     = 5 * time.Second // leases and holds are looked at no more seldom
-	fastestLook     = 2 * time.Second
+	fastestLook     = time.Second
 	endLimit        = 3 * time.Second // for what a run that ends still waits for
 )
 
@@ -139,11 +139,6 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.note == nil {
 		o.note = func(ctx context.Context, list []journal.Event) error { return appendTo(ctx, o.State, list) }
-	}
-	if o.burst == nil {
-		o.burst = func(ctx context.Context, addr netip.AddrPort) tripwire.Verdict {
-			return tripwire.Confirm(ctx, addr, tripwire.ConfirmOptions{})
-		}
 	}
 	return o, nil
 }

@@ -30,6 +30,7 @@ const Ready = "listening"
 type Options struct {
 	Name  string `json:"name"`  // a
 	Port  int    `json:"port"`  // 80
+	Ports int    `json:"ports"` // how many ports of TCP it listens on, from Port on; 0 = 1
 	UDP   bool   `json:"udp"`   // also answer datagrams by NAME: and what came
 	Kind  Kind   `json:"kind"`  // what it speaks on TCP
 	Proxy bool   `json:"proxy"` // each connection must begin with a PROXY header, of version 1 or 2
@@ -83,12 +84,17 @@ func Main(args []string, out io.Writer) int {
 func Serve(ctx context.Context, o Options, out io.Writer) error {
 	s := newServer(o, out)
 	var lc net.ListenConfig
-	addr := net.JoinHostPort("", strconv.Itoa(o.Port))
-	l, err := lc.Listen(ctx, "tcp", addr)
-	if err != nil {
-		return err
+	var all []net.Listener
+	for i := range max(1, o.Ports) {
+		l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("", strconv.Itoa(o.Port+i)))
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		all = append(all, l)
 	}
 	if o.UDP {
+		addr := net.JoinHostPort("", strconv.Itoa(o.Port))
 		for _, network := range []string{"udp4", "udp6"} { // apart, so that answers leave from where the question came to
 			p, err := lc.ListenPacket(ctx, network, addr)
 			if err != nil {
@@ -99,7 +105,7 @@ func Serve(ctx context.Context, o Options, out io.Writer) error {
 		}
 	}
 	fmt.Fprintln(out, Ready)
-	s.accept(ctx, l)
+	s.accept(ctx, all...)
 	return nil
 }
 
@@ -122,21 +128,27 @@ func newServer(o Options, out io.Writer) *server {
 	return s
 }
 
-// accept serves a listener until ctx ends.
-func (s *server) accept(ctx context.Context, l net.Listener) {
-	context.AfterFunc(ctx, func() { _ = l.Close() })
+// accept serves listeners until ctx ends.
+func (s *server) accept(ctx context.Context, all ...net.Listener) {
 	if s.o.Recycle > 0 {
 		go s.recycle(ctx)
 	}
-	for {
-		c, err := l.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err == nil:
-			go s.serve(c)
-		}
+	var wg sync.WaitGroup
+	for _, l := range all {
+		context.AfterFunc(ctx, func() { _ = l.Close() })
+		wg.Go(func() {
+			for {
+				c, err := l.Accept()
+				switch {
+				case errors.Is(err, net.ErrClosed):
+					return
+				case err == nil:
+					go s.serve(c)
+				}
+			}
+		})
 	}
+	wg.Wait()
 }
 
 // complain tells that a client did what it should not.

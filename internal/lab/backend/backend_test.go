@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -244,4 +245,29 @@ func FuzzReadPacket(f *testing.F) {
 			t.Errorf("%d bytes out of %d", p.Len(), len(b))
 		}
 	})
+}
+
+// TestAServerListensOnSeveralPorts takes a range that nobody else here uses.
+func TestAServerListensOnSeveralPorts(t *testing.T) {
+	const first, n = 18461, 3
+	j := &journal{}
+	served := make(chan error, 1)
+	go func() { served <- Serve(t.Context(), Options{Name: "a", Port: first, Ports: n}, j) }()
+	end := time.Now().Add(20 * time.Second)
+	for !strings.Contains(j.String(), Ready) {
+		select {
+		case err := <-served:
+			t.Skipf("a port of the range is taken: %v", err)
+		case <-time.After(time.Millisecond):
+			if time.Now().After(end) {
+				t.Fatal("it does not listen")
+			}
+		}
+	}
+	for i := range n {
+		c := dial(t, net.JoinHostPort("127.0.0.1", strconv.Itoa(first+i)))
+		if line, err := bufio.NewReader(c).ReadString('\n'); line != "a\n" {
+			t.Errorf("port %d says %q, %v", first+i, line, err)
+		}
+	}
 }

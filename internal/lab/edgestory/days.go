@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -301,7 +302,7 @@ func playHandover(ctx context.Context, e *lab.Env) error {
 	}()
 	var gaps []gap.Gap
 	n := e.Int("deaths")
-	most := 0
+	connections := s.countLasting(loop)
 	for i := 0; i < n; i++ {
 		victim, err := s.nextVictim(ctx)
 		if err != nil {
@@ -316,9 +317,6 @@ func playHandover(ctx context.Context, e *lab.Env) error {
 		}
 		at = at.Add(-500*time.Millisecond + time.Second*time.Duration(i)/time.Duration(max(1, n-1)))
 		d := death{how: process, victim: victim, client: gap.Options{To: s.w.VIP(4)}, at: at}
-		if held, err := victim.Held(s.r.Back4); err == nil {
-			most = max(most, held)
-		}
 		g, err := d.play(ctx, s.w)
 		if err != nil {
 			return fmt.Errorf("death %d: %w", i+1, err)
@@ -327,10 +325,66 @@ func playHandover(ctx context.Context, e *lab.Env) error {
 		e.MS("gap", g.Gap.Gap)
 		e.Count("failed", g.Failed)
 	}
+	stop()
+	most := <-connections
 	r := rowOf("hand-over", gaps)
 	e.Say("%d deaths around hand-overs: median %.1f ms, p99 %.1f ms; at most %d idle connections at a candidate", r.n, r.median, r.p99, most)
 	e.Count("connections", most)
 	e.Want(r.median <= 2*deathMedian && r.p99 <= 2*deathP99, "median %.1f ms and p99 %.1f ms: not as fast as at other times", r.median, r.p99)
+	e.Control("overlap_seen", float64(most), most > 1)
 	e.Want(most <= 2, "a candidate had %d idle connections, want at most 2", most)
 	return nil
+}
+
+// lasting is how long a connection stands that is no probe's.
+const lasting = 300 * time.Millisecond
+
+// countLasting looks every 50 ms until ctx ends and gives the most connections that a
+// candidate had at once and that lasted.
+func (s *stage) countLasting(ctx context.Context) <-chan int {
+	out := make(chan int, 1)
+	go func() {
+		most, since := 0, map[string]map[uint16]time.Time{}
+		for ; ctx.Err() == nil; lab.Sleep(ctx, 50*time.Millisecond) {
+			for _, b := range s.w.Backends {
+				ports, err := b.HeldPorts(s.r.Back4)
+				if err != nil {
+					continue
+				}
+				since[b.Name] = stay(since[b.Name], ports, time.Now())
+				n := 0
+				for _, at := range since[b.Name] {
+					if time.Since(at) >= lasting {
+						n++
+					}
+				}
+				most = max(most, n)
+			}
+		}
+		out <- most
+	}()
+	return out
+}
+
+// stay is since when each port is there: as before, or from now on.
+func stay(before map[uint16]time.Time, ports []uint16, now time.Time) map[uint16]time.Time {
+	out := map[uint16]time.Time{}
+	for _, p := range ports {
+		out[p] = now
+		if at, ok := before[p]; ok {
+			out[p] = at
+		}
+	}
+	return out
+}
+
+// common is how many ports are in both lists.
+func common(a, b []uint16) int {
+	n := 0
+	for _, p := range a {
+		if slices.Contains(b, p) {
+			n++
+		}
+	}
+	return n
 }

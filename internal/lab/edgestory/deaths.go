@@ -2,9 +2,11 @@ package edgestory
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
 	"time"
+
+	"github.com/google/nftables"
 
 	"github.com/shunt-net/shunt/internal/lab"
 	"github.com/shunt-net/shunt/internal/lab/backend"
@@ -102,20 +104,46 @@ func (s *stage) oneDeath(ctx context.Context) (seen, time.Duration, error) {
 	if moved == nil {
 		return g, 0, nil
 	}
-	return g, (<-moved).Sub(g.died), nil
+	at := <-moved
+	if at.IsZero() {
+		return g, 0, errors.New("a table did not move")
+	}
+	return g, at.Sub(g.died), nil
 }
 
-// allMoved waits until no table leads to the victim any more.
+// allMoved waits until no table leads to the victim any more; the zero time when ctx ended
+// before.
 func (s *stage) allMoved(ctx context.Context, victim *edgeworld.Backend) time.Time {
-	left := slices.Clone(s.w.Replicas)
-	for ctx.Err() == nil && len(left) > 0 {
-		left = slices.DeleteFunc(left, func(r *edgeworld.Replica) bool {
-			a := leads(r.NS)
-			return a.IsValid() && a != victim.Addr4
-		})
-		lab.Sleep(ctx, 2*time.Millisecond)
+	at := make(chan time.Time, len(s.w.Replicas))
+	for _, r := range s.w.Replicas {
+		go func() { at <- movedAway(ctx, r, victim) }()
 	}
-	return time.Now()
+	last := <-at
+	for range s.w.Replicas[1:] {
+		switch next := <-at; {
+		case last.IsZero() || next.IsZero():
+			last = time.Time{}
+		case next.After(last):
+			last = next
+		}
+	}
+	return last
+}
+
+// movedAway watches one replica's table, over one connection.
+func movedAway(ctx context.Context, r *edgeworld.Replica, victim *edgeworld.Backend) time.Time {
+	c, err := nftables.New(nftables.WithNetNSFd(r.NS.FD()), nftables.AsLasting())
+	if err != nil {
+		return time.Time{}
+	}
+	defer c.CloseLasting() //nolint:errcheck // nothing was written
+	for ctx.Err() == nil {
+		if a := leadsOver(c); a.IsValid() && a != victim.Addr4 {
+			return time.Now()
+		}
+		lab.Sleep(ctx, time.Millisecond)
+	}
+	return time.Time{}
 }
 
 func hostDeathScenario() lab.Scenario {

@@ -1,6 +1,7 @@
 package edgestory
 
 import (
+	"encoding/json"
 	"math"
 	"net/netip"
 	"os"
@@ -71,6 +72,7 @@ func TestBoundsOfTheBench(t *testing.T) {
 		broken        bool
 	}{
 		"as fast as the better proxy":       {map[string]int{"shunt-divert": 12, "haproxy-tuned": 20, "nginx-tuned": 10}, nil, false},
+		"slower than a better HAProxy":      {map[string]int{"shunt-divert": 13, "haproxy-tuned": 10, "nginx-tuned": 20}, nil, true},
 		"slower than the better proxy":      {map[string]int{"shunt-divert": 13, "haproxy-tuned": 20, "nginx-tuned": 10}, nil, true},
 		"confirm has no bound":              {map[string]int{"shunt-confirm": 90, "shunt-divert": 10, "nginx-tuned": 10}, nil, false},
 		"nobody to be compared with":        {map[string]int{"shunt-divert": 90}, map[string]int{"shunt-20ms": 900}, false},
@@ -91,6 +93,86 @@ func TestBoundsOfTheBench(t *testing.T) {
 				t.Errorf("problems %q, want any: %v", got, c.broken)
 			}
 		})
+	}
+}
+
+func TestHowOftenEachDies(t *testing.T) {
+	for name, c := range map[string]struct {
+		kinds       []how
+		rival       []how
+		calm, hangs bool
+		want, quick map[how][]int // in the first rounds
+	}{
+		"one that a bound is about": {
+			kinds: []how{process, host}, rival: []how{process, host},
+			want: map[how][]int{process: {8, 8}, host: {8, 8}}, quick: map[how][]int{process: {8, 8}, host: {8, 8}},
+		},
+		"one that a bound on processes is about": {
+			kinds: []how{process, host}, rival: []how{process},
+			want: map[how][]int{process: {8, 8}, host: {4, 4}}, quick: map[how][]int{process: {8, 8}, host: {4, 4}},
+		},
+		"one that takes seconds": {
+			kinds: []how{process, host}, calm: true,
+			want: map[how][]int{process: {1, 1}, host: {1, 1}}, quick: map[how][]int{process: {1, 0}, host: {1, 0}},
+		},
+		"one that hangs for a minute": {
+			kinds: []how{process, host}, hangs: true,
+			want: map[how][]int{process: {4, 4}, host: {1, 0}}, quick: map[how][]int{process: {4, 4}, host: {0, 0}},
+		},
+		"one for hosts alone": {
+			kinds: []how{host},
+			want:  map[how][]int{process: {0, 0}, host: {4, 4}}, quick: map[how][]int{process: {0, 0}, host: {4, 4}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := &contender{kinds: c.kinds, rival: c.rival, calm: c.calm}
+			if c.hangs {
+				x.hang = time.Minute
+			}
+			for quick, want := range map[bool]map[how][]int{false: c.want, true: c.quick} {
+				b := &bench{deaths: 8, quick: quick}
+				got := map[how][]int{}
+				for _, kind := range []how{process, host} {
+					got[kind] = []int{b.times(x, kind, 0), b.times(x, kind, 1)}
+				}
+				if d := cmp.Diff(want, got); d != "" {
+					t.Errorf("quick %v (-want +got):\n%s", quick, d)
+				}
+			}
+		})
+	}
+}
+
+// TestACandidateIsUpInEveryFamily reads a status in which it is so in one alone.
+func TestACandidateIsUpInEveryFamily(t *testing.T) {
+	const text = `{"services": [
+		{"family": 4, "candidate": "a", "epoch": 3, "candidates": [{"candidate": "a", "state": "up"}, {"candidate": "b", "state": "up"}]},
+		{"family": 6, "candidate": "b", "epoch": 2, "candidates": [{"candidate": "a", "state": "vetoed"}, {"candidate": "b", "state": "up"}]}]}`
+	var s status
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		t.Fatal(err)
+	}
+	if name, epoch := s.target(); name != "a" || epoch != 3 {
+		t.Errorf("target %q, epoch %d", name, epoch)
+	}
+	for name, want := range map[string]string{"a": "vetoed", "b": "up", "c": ""} {
+		if got := s.state(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestConnectionsThatLast has one that stays, one that goes and comes again, and a new one.
+func TestConnectionsThatLast(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(int64(s), 0) }
+	seen := stay(nil, []uint16{1, 2}, at(0))
+	seen = stay(seen, []uint16{1}, at(1))
+	seen = stay(seen, []uint16{1, 2, 3}, at(2))
+	if d := cmp.Diff(map[uint16]time.Time{1: at(0), 2: at(2), 3: at(2)}, seen); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if n := common([]uint16{1, 2}, []uint16{2, 3}); n != 1 {
+		t.Errorf("%d in common, want 1", n)
 	}
 }
 

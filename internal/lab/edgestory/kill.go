@@ -40,7 +40,7 @@ func acts() []act {
 	calm := calmly().prepare
 	return []act{
 		{"first", func(_ context.Context, k *killing) error { return k.wipe() }, []string{"edge", "retarget"}, "a"},
-		{"death", func(_ context.Context, k *killing) error { k.w.Backend("a").Kill(); return nil }, []string{"edge", "retarget"}, "b"},
+		{"death", func(_ context.Context, k *killing) error { k.w.Backend("a").Kill(); return k.forgetAnswers() }, []string{"edge", "retarget"}, "b"},
 		{"drain", calm, []string{"edge", "drain", "front", "a"}, ""},
 		{"enable", func(ctx context.Context, k *killing) error {
 			return k.r.Shunt(ctx, "edge", "drain", "front", "a").Err()
@@ -89,20 +89,30 @@ func playKill(ctx context.Context, e *lab.Env) error {
 
 // atPoints kills each kind of run at each point that it passes.
 func (k *killing) atPoints(ctx context.Context, _ time.Time) (kills, inconsistent int, err error) {
+	missed := 0
 	for _, a := range acts() {
 		points, err := k.rehearse(ctx, a)
 		if err != nil {
 			return kills, inconsistent, fmt.Errorf("%s: %w", a.name, err)
 		}
 		for _, p := range points {
-			faults, err := k.one(ctx, a, p, 0)
+			faults, killed, err := k.one(ctx, a, p, 0)
 			if err != nil {
 				return kills, inconsistent, fmt.Errorf("%s, killed at %s: %w", a.name, p, err)
 			}
-			kills++
+			if killed {
+				kills++
+				name, _, _ := strings.Cut(p, ":")
+				k.points[name]++
+			} else {
+				missed++
+				k.Say("%s passed no %s this time", a.name, p)
+			}
 			inconsistent += k.complain(a, p, faults)
 		}
 	}
+	k.Say("%d runs killed at points; %d passed theirs no more", kills, missed)
+	k.Control("runs_killed_at_points", float64(kills), kills > 10*missed)
 	return kills, inconsistent, nil
 }
 
@@ -116,13 +126,17 @@ func (k *killing) atRandom(ctx context.Context, began time.Time) (kills, inconsi
 		}
 		a := kinds[rand.IntN(len(kinds))]                        //nolint:gosec // a choice
 		after := time.Duration(rand.Int64N(int64(killRandomIn))) //nolint:gosec // a moment
-		faults, err := k.one(ctx, a, "", after)
+		faults, killed, err := k.one(ctx, a, "", after)
 		if err != nil {
 			return kills, inconsistent, fmt.Errorf("%s, killed at random: %w", a.name, err)
 		}
-		kills++
+		if killed {
+			kills++
+		}
 		inconsistent += k.complain(a, "a random moment", faults)
 	}
+	k.Say("%d runs killed at random moments", kills)
+	k.Control("runs_killed_at_random", float64(kills), kills > 0 || k.Int("random") == 0)
 	return kills, inconsistent, nil
 }
 
@@ -169,9 +183,6 @@ func (k *killing) rehearse(ctx context.Context, a act) ([]string, error) {
 		return nil, err
 	}
 	_ = os.Remove(k.log)
-	if a.name == "death" {
-		lab.Sleep(ctx, 5200*time.Millisecond) // no fresh answer of who died
-	}
 	if r := k.r.Run(ctx, lab.Call{Args: a.args, Env: []string{"SHUNT_KILL_LOG=" + k.log}}); r.Code != 0 {
 		return nil, r.Err()
 	}
@@ -193,33 +204,35 @@ func (k *killing) passed() ([]string, error) {
 	return out, nil
 }
 
-// one kills the act and looks at what two more runs make of it.
-func (k *killing) one(ctx context.Context, a act, point string, after time.Duration) ([]string, error) {
+// killedBy is the exit code of who was ended by kill -9.
+const killedBy = 128 + 9
+
+// one kills the act and looks at what two more runs make of it. killed is false where the
+// run had ended before.
+func (k *killing) one(ctx context.Context, a act, point string, after time.Duration) (faults []string, killed bool, err error) {
 	if err := k.begin(ctx, a); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	call := lab.Call{Args: a.args}
 	if point != "" {
-		name, _, _ := strings.Cut(point, ":")
-		k.points[name]++
-		call.Env = []string{"SHUNT_KILL_AT=" + point}
-		k.r.Run(ctx, call)
+		killed = k.r.Run(ctx, lab.Call{Args: a.args, Env: []string{"SHUNT_KILL_AT=" + point}}).Code == killedBy
 	} else {
 		p, err := k.r.Start("killed", a.args...)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		lab.Sleep(ctx, after)
 		p.Kill()
+		killed = p.Stop() == killedBy
 	}
 	want := a.want
 	if a.name == "drain" && k.held() {
 		want = "b"
 	}
-	var faults []string
 	for range 2 {
 		if a.name == "death" {
-			k.forgetAnswers()
+			if err := k.forgetAnswers(); err != nil {
+				return nil, killed, err
+			}
 		}
 		r := k.r.Shunt(ctx, "edge", "retarget")
 		faults = k.faults(ctx, want)
@@ -227,8 +240,8 @@ func (k *killing) one(ctx context.Context, a act, point string, after time.Durat
 			faults = append(faults, fmt.Sprintf("retarget exits %d: %s", r.Code, r.Stderr))
 		}
 		if len(faults) == 0 {
-			return nil, nil
+			return nil, killed, nil
 		}
 	}
-	return faults, nil
+	return faults, killed, nil
 }

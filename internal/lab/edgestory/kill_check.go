@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -24,8 +25,21 @@ func (k *killing) held() bool {
 	return err == nil && strings.Contains(string(b), `"a"`)
 }
 
-// forgetAnswers is time passing: answers of a moment ago are not asked for again.
-func (k *killing) forgetAnswers() { time.Sleep(5200 * time.Millisecond) }
+// forgetAnswers is time passing for the record of who answered when: what was asked a moment
+// ago is asked again. A record that is missing, or torn, has nothing to forget.
+func (k *killing) forgetAnswers() error {
+	file := filepath.Join(k.r.State, "edge.json")
+	b, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !json.Valid(b) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, asked.ReplaceAll(b, []byte(`"asked": 1`)), 0o640) //nolint:gosec // as it was
+}
+
+var asked = regexp.MustCompile(`"asked":\s*\d+`)
 
 // faults are what is not as it should be when no run is under way.
 func (k *killing) faults(ctx context.Context, want string) []string {

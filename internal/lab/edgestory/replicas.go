@@ -175,7 +175,12 @@ func playRecovery(ctx context.Context, e *lab.Env) error {
 		return err
 	}
 	died := victim.Kill()
-	if _, err := s.waitEvent(ctx, "move", died, 5*time.Second); err != nil {
+	families := 1
+	if s.w.IPv6 {
+		families = 2
+	}
+	err = lab.Await(ctx, 5*time.Second, "the move of each family", func() bool { return len(events(s.r, "move", died)) >= families })
+	if err != nil {
 		return err
 	}
 	back := time.Now()

@@ -19,6 +19,9 @@ import (
 	"github.com/shunt-net/shunt/internal/lab/edgeworld"
 )
 
+// answersLast is how long a run takes a candidate's answer for fresh, and does not ask again.
+const answersLast = 5 * time.Second
+
 // stage is a world with the product at work in it.
 type stage struct {
 	*lab.Env
@@ -95,7 +98,8 @@ func look(ctx context.Context, r *edgeworld.Replica) (status, int, error) {
 	return s, res.Code, nil
 }
 
-// target is whom the service leads to, and state how a candidate of it stands.
+// target is whom the service leads to, and state how a candidate of it stands: up where it
+// is up in every family, else what it is in the first one where it is not.
 func (s status) target() (name string, epoch uint64) {
 	for _, x := range s.Services {
 		if x.Family == 4 {
@@ -106,14 +110,15 @@ func (s status) target() (name string, epoch uint64) {
 }
 
 func (s status) state(candidate string) string {
+	found := ""
 	for _, x := range s.Services {
 		for _, c := range x.Candidates {
-			if x.Family == 4 && c.Candidate == candidate {
-				return c.State
+			if c.Candidate == candidate && (found == "" || found == "up") {
+				found = c.State
 			}
 		}
 	}
-	return ""
+	return found
 }
 
 // calm waits until every candidate is up, the service has a target, and where there are
@@ -132,7 +137,7 @@ func (s *stage) calm(ctx context.Context, tripwire bool) (*edgeworld.Backend, er
 			why = "there is no target"
 		default:
 			b := s.w.Backend(name)
-			if why = s.unready(st, b, tripwire); why == "" {
+			if why = s.unready(ctx, st, b, tripwire); why == "" {
 				return b, nil
 			}
 		}
@@ -149,7 +154,7 @@ func (s *stage) nextVictim(ctx context.Context) (*edgeworld.Backend, error) {
 	return s.calm(ctx, true)
 }
 
-func (s *stage) unready(st status, b *edgeworld.Backend, tripwire bool) string {
+func (s *stage) unready(ctx context.Context, st status, b *edgeworld.Backend, tripwire bool) string {
 	for _, x := range s.w.Backends {
 		if got := st.state(x.Name); got != "up" {
 			return fmt.Sprintf("%s is %q", x.Name, got)
@@ -158,8 +163,14 @@ func (s *stage) unready(st status, b *edgeworld.Backend, tripwire bool) string {
 	if !tripwire {
 		return ""
 	}
-	if n, err := b.Held(s.r.Back4); err != nil || n == 0 {
+	first, err := b.HeldPorts(s.r.Back4)
+	if err != nil || len(first) == 0 {
 		return fmt.Sprintf("no tripwire at %s (%v)", b.Name, err)
+	}
+	lab.Sleep(ctx, 40*time.Millisecond) // a probe's connection is gone by then
+	second, err := b.HeldPorts(s.r.Back4)
+	if err != nil || common(first, second) == 0 {
+		return fmt.Sprintf("no tripwire at %s (%v), probes only", b.Name, err)
 	}
 	return ""
 }
@@ -209,6 +220,12 @@ func leads(ns *cage.Namespace) netip.Addr {
 	if err != nil {
 		return netip.Addr{}
 	}
+	return leadsOver(c)
+}
+
+// leadsOver is leads over a connection of the caller's. Closing one waits for the kernel to tidy
+// up after others' commits.
+func leadsOver(c *nftables.Conn) netip.Addr {
 	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: "shunt_edge"}
 	set, err := c.GetSetByName(t, "target4")
 	if err != nil {

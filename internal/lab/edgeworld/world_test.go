@@ -3,6 +3,7 @@ package edgeworld_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -27,6 +28,12 @@ func TestMain(m *testing.M) {
 		os.Exit(cage.Init(os.Args[2:]))
 	case len(os.Args) > 1 && os.Args[1] == backend.Arg:
 		os.Exit(backend.Main(os.Args[2:], os.Stdout))
+	}
+	flag.Parse()
+	// Those that may run at the same time wait most of theirs, each in a cage of its own: more of
+	// them than there are processors.
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }

@@ -12,9 +12,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shunt-net/shunt/internal/lab"
 	"github.com/shunt-net/shunt/internal/lab/cage"
@@ -38,10 +41,43 @@ type Setting struct {
 	start   func(p *Peer, ctx context.Context) error
 }
 
+// Text is the setting's configuration as it is kept, with the places that a world fills in.
+func (s Setting) Text() (string, error) {
+	b, err := conf.ReadFile("conf/" + s.file())
+	return strings.TrimSpace(string(b)), err
+}
+
+// file is the configuration's name in conf.
+func (s Setting) file() string {
+	switch s.Program {
+	case "haproxy":
+		return s.Name + ".cfg"
+	case "nc":
+		return "loop.sh"
+	}
+	return s.Name + ".conf"
+}
+
+// Version is what the program says of its version, "" where it says nothing.
+func (s Setting) Version(ctx context.Context) string {
+	if s.Program == "nc" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, s.Program, "-v").CombinedOutput() //nolint:gosec // one of Settings
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimSpace(line)
+}
+
 // Settings are all peers.
 func Settings() []Setting {
 	return []Setting{
 		{Name: "haproxy-default", Program: "haproxy", start: (*Peer).haproxy},
+		{Name: "haproxy-observe", Program: "haproxy", start: (*Peer).haproxy},
 		{Name: "haproxy-tuned", Program: "haproxy", start: (*Peer).haproxy},
 		{Name: "nginx-default", Program: "nginx", Fresh: true, Slow: true, start: (*Peer).nginx},
 		{Name: "nginx-tuned", Program: "nginx", Fresh: true, start: (*Peer).nginx},
@@ -174,7 +210,7 @@ func (p *Peer) write(name string, more map[string]any) (string, error) {
 func (p *Peer) holder() *cage.Namespace { return p.w.Replicas[0].NS }
 
 func (p *Peer) haproxy(ctx context.Context) error {
-	path, err := p.write(p.Name+".cfg", nil)
+	path, err := p.write(p.file(), nil)
 	if err != nil {
 		return err
 	}
@@ -182,7 +218,7 @@ func (p *Peer) haproxy(ctx context.Context) error {
 }
 
 func (p *Peer) nginx(ctx context.Context) error {
-	path, err := p.write(p.Name+".conf", nil)
+	path, err := p.write(p.file(), nil)
 	if err != nil {
 		return err
 	}
@@ -190,7 +226,7 @@ func (p *Peer) nginx(ctx context.Context) error {
 }
 
 func (p *Peer) loop(ctx context.Context) error {
-	path, err := p.write("loop.sh", nil)
+	path, err := p.write(p.file(), nil)
 	if err != nil {
 		return err
 	}
@@ -213,7 +249,7 @@ func (p *Peer) instance(b *edgeworld.Backend) (string, error) {
 	if b.Name == "a" {
 		v["Role"], v["Priority"] = "MASTER", 150
 	}
-	return p.write(p.Name+".conf", v)
+	return p.write(p.file(), v)
 }
 
 // pidFiles are keepalived's arguments for files of its own.
@@ -235,6 +271,16 @@ func (p *Peer) keepalived(ctx context.Context) error {
 	return nil
 }
 
+// asNice begins a command that has this process's priority, as all have that are started
+// inside.
+func asNice() []string {
+	prio, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return nil
+	}
+	return []string{"sh", "-ec", fmt.Sprintf(`renice -n %d -p $$ >/dev/null; exec "$@"`, 20-prio), "sh"}
+}
+
 // ErrOutside says that a program can only run in the machine's own namespaces.
 var ErrOutside = errors.New("runs only in the machine's first namespaces: the kernel tells of ending processes nowhere else")
 
@@ -247,7 +293,8 @@ func (p *Peer) keepalivedOutside(context.Context) error {
 		if err != nil {
 			return err
 		}
-		stop, err := p.outside(filepath.Join(p.w.Logs, p.Name+"-"+b.Name+".log"), append([]string{"keepalived", "-n", "-l", "-P", "-s", b.NS.Name, "-f", path}, p.pidFiles(b)...))
+		argv := slices.Concat(asNice(), []string{"keepalived", "-n", "-l", "-P", "-s", b.NS.Name, "-f", path}, p.pidFiles(b))
+		stop, err := p.outside(filepath.Join(p.w.Logs, p.Name+"-"+b.Name+".log"), argv)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -21,27 +22,16 @@ func prepared(t *testing.T, s Setting) *Peer {
 }
 
 // TestConfigurationsAreAccepted has each program read its configuration where it is
-// installed. nginx is not asked: it opens its sockets when it checks.
+// installed.
 func TestConfigurationsAreAccepted(t *testing.T) {
 	for _, s := range Settings() {
 		t.Run(s.Name, func(t *testing.T) {
 			p := prepared(t, s)
-			var path string
-			var err error
-			var check []string
-			switch s.Program {
-			case "haproxy":
-				path, err = p.write(s.Name+".cfg", nil)
-				check = []string{"haproxy", "-c", "-f", path}
-			case "keepalived":
-				path, err = p.write(s.Name+".conf", map[string]any{"Name": "a", "Role": "MASTER", "Priority": 150, "Process": "backend-a", "NC": "/bin/true"})
-				check = []string{"keepalived", "-t", "-f", path}
-			case "nginx":
-				path, err = p.write(s.Name+".conf", nil)
-			default:
-				path, err = p.write("loop.sh", nil)
-				check = []string{"bash", "-n", path}
+			var more map[string]any
+			if s.Program == "keepalived" {
+				more = map[string]any{"Name": "a", "Role": "MASTER", "Priority": 150, "Process": "backend-a", "NC": "/bin/true"}
 			}
+			path, err := p.write(s.file(), more)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,11 +42,16 @@ func TestConfigurationsAreAccepted(t *testing.T) {
 			if got := string(text); strings.Contains(got, "no value") || strings.Contains(got, "{{") || !strings.Contains(got, "10.20.0.1") {
 				t.Errorf("not all is filled in:\n%s", got)
 			}
-			if len(check) == 0 {
-				return
+			check := map[string][]string{
+				"haproxy": {"haproxy", "-c", "-f", path}, "keepalived": {"keepalived", "-t", "-f", path}, "nc": {"bash", "-n", path},
+				// It opens its sockets when it checks: the address is nobody's there.
+				"nginx": {"unshare", "--net", "sh", "-c", `echo 1 >/proc/sys/net/ipv4/ip_nonlocal_bind && exec nginx -t -c "$0"`, path},
+			}[s.Program]
+			if _, err := New(s, Options{World: p.w}); errors.Is(err, ErrMissing) {
+				t.Skip(err)
 			}
-			if _, err := exec.LookPath(check[0]); err != nil {
-				t.Skip(check[0] + " is not installed")
+			if s.Program == "nginx" && os.Getuid() != 0 {
+				t.Skip("needs root: makes a namespace")
 			}
 			out, err := exec.CommandContext(t.Context(), check[0], check[1:]...).CombinedOutput()
 			if s.Program == "keepalived" { // it misses the interface, which is the world's
@@ -67,5 +62,57 @@ func TestConfigurationsAreAccepted(t *testing.T) {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
+	}
+}
+
+// TestTheTunedProxiesAreTheBestThereAre keeps what makes them so: a refused connection is
+// their hint, and goes on to the other server.
+func TestTheTunedProxiesAreTheBestThereAre(t *testing.T) {
+	want := map[string][]string{
+		"haproxy-tuned": {"option redispatch 1", "observe layer4 error-limit 1 on-error mark-down", "inter 100ms", "timeout connect 100ms"},
+		"nginx-tuned":   {"max_fails=1", "proxy_connect_timeout 100ms", "proxy_next_upstream on"},
+	}
+	seen := 0
+	for _, s := range Settings() {
+		text, err := s.Text()
+		if err != nil || text == "" {
+			t.Errorf("%s: %q, %v", s.Name, text, err)
+		}
+		for _, w := range want[s.Name] {
+			seen++
+			if !strings.Contains(text, w) {
+				t.Errorf("%s has no %q", s.Name, w)
+			}
+		}
+	}
+	if seen != 7 {
+		t.Errorf("%d of 7 words looked for", seen)
+	}
+}
+
+func TestWhatIsNotInstalledIsNamed(t *testing.T) {
+	_, err := New(Setting{Name: "x", Program: "no-such-program"}, Options{})
+	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "no-such-program") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAPeerOutsideHasOurPriority runs what begins its command.
+func TestAPeerOutsideHasOurPriority(t *testing.T) {
+	nice := func(argv ...string) string {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).Output()
+		if err != nil {
+			t.Fatalf("%v: %v", argv, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	// From a lower priority up to ours only root may.
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	argv := append(asNice(), "nice")
+	if want, got := nice("nice"), nice(append([]string{"nice", "-n", "7"}, argv...)...); got != want {
+		t.Errorf("nice value %s, want %s", got, want)
 	}
 }
