@@ -254,20 +254,39 @@ func (s *stage) calm(r *edgeworld.Replica) *edgeworld.Backend {
 	s.t.Helper()
 	var to *edgeworld.Backend
 	s.await(30*time.Second, "a calm service", func() bool {
-		x := s.status(r)
-		for _, b := range s.Backends {
-			if len(x.Services) == 0 || x.state(b.Name) != "up" {
-				return false
-			}
-		}
-		if s.leads(r) == "" {
+		if to = s.led(r); to == nil {
 			return false
 		}
-		to = s.Backend(s.leads(r))
 		n, err := to.Held(r.Back4)
 		return err == nil && n > 0
 	})
 	return to
+}
+
+// unwired is calm for a service without tripwires.
+func (s *stage) unwired(r *edgeworld.Replica) *edgeworld.Backend {
+	s.t.Helper()
+	var to *edgeworld.Backend
+	s.await(30*time.Second, "a service that is up", func() bool {
+		to = s.led(r)
+		return to != nil
+	})
+	return to
+}
+
+// led is whom r's table leads to while every candidate is up, else nil.
+func (s *stage) led(r *edgeworld.Replica) *edgeworld.Backend {
+	s.t.Helper()
+	x := s.status(r)
+	for _, b := range s.Backends {
+		if len(x.Services) == 0 || x.state(b.Name) != "up" {
+			return nil
+		}
+	}
+	if s.leads(r) == "" {
+		return nil
+	}
+	return s.Backend(s.leads(r))
 }
 
 // told are the lines of a kind in a replica's journal.

@@ -36,7 +36,7 @@ func TestABlipCutsNothing(t *testing.T) {
 		Service: service(edgeworld.Settings{"reset_dead": true, "tripwire": false}), Probe: edgeworld.Settings{"interval": "4s", "cap": "500ms"},
 	})
 	s.watch(s.r)
-	a := s.calm(s.r)
+	a := s.unwired(s.r)
 	c := s.dial()
 	r := bufio.NewReader(c)
 	echo := func(word string) {
