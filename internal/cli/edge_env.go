@@ -160,14 +160,14 @@ func (e *edgeEnv) Close() error {
 
 // edgeWay connects as a client would. Servers that want a PROXY header get one.
 type edgeWay struct {
-	headed map[netip.AddrPort]bool
+	greetings map[netip.AddrPort]string
 }
 
 func wayTo(c edge.Config) edgeWay {
-	w := edgeWay{headed: map[netip.AddrPort]bool{}}
+	w := edgeWay{greetings: map[netip.AddrPort]string{}}
 	for _, s := range c.Services {
 		for _, vip := range s.VIP {
-			w.headed[netip.AddrPortFrom(vip, uint16(s.Port))] = s.Probe.ProxyV2 //nolint:gosec // a port, as the configuration was checked
+			w.greetings[netip.AddrPortFrom(vip, uint16(s.Port))] = s.Probe.Greeting() //nolint:gosec // a port, as the configuration was checked
 		}
 	}
 	return w
@@ -186,7 +186,7 @@ func (w edgeWay) Reach(ctx context.Context, to edge.Endpoint) error {
 	}
 	var last error
 	for {
-		if last = reachOnce(ctx, to.Addr, w.headed[to.Addr]); last == nil {
+		if last = reachOnce(ctx, to.Addr, w.greetings[to.Addr]); last == nil {
 			return nil
 		}
 		t := time.NewTimer(wayPause)
@@ -199,14 +199,14 @@ func (w edgeWay) Reach(ctx context.Context, to edge.Endpoint) error {
 	}
 }
 
-func reachOnce(ctx context.Context, to netip.AddrPort, headed bool) error {
+func reachOnce(ctx context.Context, to netip.AddrPort, greeting string) error {
 	d := net.Dialer{Timeout: wayTry}
 	conn, err := d.DialContext(ctx, "tcp", to.String())
 	if err != nil {
 		return err
 	}
-	if headed {
-		_, _ = conn.Write([]byte(edge.ProxyLocal)) // it has answered already
+	if greeting != "" {
+		_, _ = conn.Write([]byte(greeting)) // it has answered already
 	}
 	return conn.Close()
 }

@@ -49,13 +49,17 @@ const unwrittenHint = "make room on its disk, or mount it for writing again: wha
 // openToMove opens the state folder for a run that moves traffic, or a stand-in where it
 // takes no writes: unwritten says why.
 func openToMove(ctx context.Context, path string) (d *state.Dir, unwritten *unwrittenError, err error) {
-	d, err = state.Open(path)
-	locks := err == nil && takesLocks(d) == nil
+	locks := false
+	if d, err = state.Open(path); err == nil {
+		err = takesLocks(d)
+		locks = err == nil
+	}
 	if err == nil {
-		if err = takesWrites(d); err == nil {
-			takeBack(ctx, path, d)
-			return d, nil, nil
-		}
+		err = hasRoom(d)
+	}
+	if err == nil {
+		takeBack(ctx, path, d)
+		return d, nil, nil
 	}
 	if os.Geteuid() != 0 || wrongPlace(err) {
 		return nil, nil, err
@@ -89,11 +93,8 @@ func takesLocks(d *state.Dir) error {
 	return nil
 }
 
-// takesWrites says whether what a run has to keep has room.
-func takesWrites(d *state.Dir) error {
-	if err := takesLocks(d); err != nil {
-		return err
-	}
+// hasRoom says whether what a run has to keep has room.
+func hasRoom(d *state.Dir) error {
 	size := int64(16 << 10)
 	for _, name := range carried() {
 		if fi, err := os.Stat(d.Path(name)); err == nil {

@@ -47,13 +47,11 @@ func candidates(c edge.Config) map[netip.AddrPort]bool {
 // ends are the addresses that a service may lead to.
 func ends(s edge.Service) []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, x := range s.Candidates {
-		port := x.Port
-		if port == 0 {
-			port = s.Port
-		}
-		for _, a := range x.Addresses {
-			out = append(out, netip.AddrPortFrom(a.Unmap(), uint16(port))) //nolint:gosec // a configuration that passed has ports
+	for i := range s.Candidates {
+		for _, family := range []int{4, 6} {
+			if at := s.Candidates[i].Reached(&s, family); at.IsValid() {
+				out = append(out, at)
+			}
 		}
 	}
 	return out

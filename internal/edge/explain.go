@@ -107,7 +107,7 @@ func (x *explainer) service(out *explained, c Choice) {
 	case unseen != "":
 		out.say("%s: %s", where, now.Reason)
 	case now.Target.IsValid():
-		out.say("%s leads to %s (epoch %d)", where, strings.TrimSpace(now.Candidate+" "+now.Target.String()), now.Epoch)
+		out.say("%s leads to %s (epoch %d)", where, now.led(), now.Epoch)
 	default:
 		out.say("%s leads to nobody", where)
 	}

@@ -98,20 +98,17 @@ func (p *prepared) add(s *Service) {
 		}
 		for ci := range s.Candidates {
 			c := &s.Candidates[ci]
-			for _, a := range c.Addresses {
-				if familyOf(a) != n {
-					continue
-				}
-				cand := candidate{name: CandidateName(*c), node: c.Node, addr: netip.AddrPortFrom(a.Unmap(), port(c.Port, s.Port))}
-				cand.asked = netip.AddrPortFrom(a.Unmap(), probePort(s, c))
-				cand.key = keyOf(s, c, cand.addr, n)
-				if _, twice := p.homes[cand.key]; twice {
-					break
-				}
-				p.homes[cand.key] = home{at, len(sv.families), len(f.candidates)}
-				f.candidates = append(f.candidates, cand)
-				break
+			cand := candidate{name: CandidateName(*c), node: c.Node, addr: c.Reached(s, n)}
+			if !cand.addr.IsValid() {
+				continue
 			}
+			cand.asked = netip.AddrPortFrom(cand.addr.Addr(), probePort(s, c))
+			cand.key = keyOf(s, c, cand.addr, n)
+			if _, twice := p.homes[cand.key]; twice {
+				continue
+			}
+			p.homes[cand.key] = home{at, len(sv.families), len(f.candidates)}
+			f.candidates = append(f.candidates, cand)
 		}
 		sv.families = append(sv.families, f)
 	}
@@ -232,12 +229,21 @@ func CandidateName(c Candidate) string {
 	return c.Name
 }
 
-// KeyOf is the key of a candidate's address of one family (4 or 6); "" when it has none.
-func KeyOf(s Service, c Candidate, family int) Key {
+// Reached is where a service reaches a candidate in one family (4 or 6): its first address of
+// that family with its own port, else the service's. Invalid: it has none.
+func (c *Candidate) Reached(s *Service, family int) netip.AddrPort {
 	for _, a := range c.Addresses {
 		if familyOf(a) == family {
-			return keyOf(&s, &c, netip.AddrPortFrom(a.Unmap(), port(c.Port, s.Port)), family)
+			return netip.AddrPortFrom(a.Unmap(), port(c.Port, s.Port))
 		}
+	}
+	return netip.AddrPort{}
+}
+
+// KeyOf is the key of a candidate's address of one family (4 or 6); "" when it has none.
+func KeyOf(s Service, c Candidate, family int) Key {
+	if at := c.Reached(&s, family); at.IsValid() {
+		return keyOf(&s, &c, at, family)
 	}
 	return ""
 }

@@ -112,6 +112,9 @@ func (c *Choice) asIs() {
 	}
 }
 
+// led is whom a choice leads to, for people.
+func (c *Choice) led() string { return strings.TrimSpace(c.Candidate + " " + c.Target.String()) }
+
 // The words for services whose target no table shows.
 const (
 	wordNowhere = "nowhere (no table)"
@@ -137,7 +140,7 @@ func (w *world) bySight(c *Choice, views []View) (word string) {
 	}
 	memory := ""
 	if c.Target.IsValid() {
-		memory = fmt.Sprintf("; remembered is %s (epoch %d)", strings.TrimSpace(c.Candidate+" "+c.Target.String()), c.Epoch)
+		memory = fmt.Sprintf("; remembered is %s (epoch %d)", c.led(), c.Epoch)
 	}
 	if len(from) == 0 || !blind && memory == "" {
 		return ""
@@ -228,7 +231,7 @@ func (s Status) Text(w io.Writer) {
 		}
 		target := cmp.Or(s.words[i], "nobody")
 		if c.Target.IsValid() {
-			target = strings.TrimSpace(c.Candidate + " " + c.Target.String())
+			target = c.led()
 		}
 		if c.LastResort {
 			target += " (last resort)"

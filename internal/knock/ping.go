@@ -108,9 +108,7 @@ func (k *knocking) status(ctx context.Context) (version int32, ok bool) {
 
 // say writes the beginning of a talk in one segment.
 func (k *knocking) say(c *conn, out []byte) (*bufio.Reader, error) {
-	if k.target.Probe.ProxyV2 {
-		out = append([]byte(edge.ProxyLocal), out...)
-	}
+	out = append([]byte(k.target.Probe.Greeting()), out...)
 	if _, err := c.Write(out); err != nil {
 		return nil, err
 	}

@@ -1,10 +1,6 @@
 package knock
 
-import (
-	"context"
-
-	"github.com/shunt-net/shunt/internal/edge"
-)
+import "context"
 
 // tcp asks for a connection; the server's kernel is enough to answer. What the server does
 // with the connection afterwards is no part of the question.
@@ -16,8 +12,8 @@ func (k *knocking) tcp(ctx context.Context) {
 	defer c.Close()
 	k.heard()
 	k.good()
-	if k.target.Probe.ProxyV2 {
-		_, _ = c.Write([]byte(edge.ProxyLocal)) // who has closed by now has answered as well
+	if hello := k.target.Probe.Greeting(); hello != "" {
+		_, _ = c.Write([]byte(hello)) // who has closed by now has answered as well
 	}
 }
 

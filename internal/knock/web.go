@@ -13,8 +13,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-
-	"github.com/shunt-net/shunt/internal/edge"
 )
 
 const (
@@ -39,8 +37,8 @@ func (k *knocking) tls(ctx context.Context) {
 
 // handshake makes TLS of a connection, or judges why not.
 func (k *knocking) handshake(ctx context.Context, c *conn) *tls.Conn {
-	if k.target.Probe.ProxyV2 {
-		if _, err := c.Write([]byte(edge.ProxyLocal)); err != nil {
+	if hello := k.target.Probe.Greeting(); hello != "" {
+		if _, err := c.Write([]byte(hello)); err != nil {
 			k.talkFailed(ctx, err, false)
 			return nil
 		}
@@ -104,8 +102,8 @@ func (k *knocking) http(ctx context.Context) {
 		}
 		defer func() { _ = t.CloseWrite() }()
 		rw = t
-	} else if k.target.Probe.ProxyV2 {
-		first = []byte(edge.ProxyLocal)
+	} else {
+		first = []byte(k.target.Probe.Greeting())
 	}
 	begun := c.got
 	out := bytes.NewBuffer(first)

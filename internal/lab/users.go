@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"time"
@@ -84,7 +85,7 @@ func (w *World) StartLane(ctx context.Context, lane string) (*Proc, error) {
 	defer t.Stop()
 	for {
 		if _, err := os.Stat("/run/wireguard/" + l.Interface + ".sock"); err == nil {
-			if _, err = w.Device(l.Interface); err == nil {
+			if _, err = w.Device(l.Interface); err == nil && w.up(l.Interface) { // it answers before it is up
 				return p, nil
 			}
 		}
@@ -109,6 +110,17 @@ func (w *World) StartLanes(ctx context.Context) (map[string]*Proc, error) {
 		out[l.Name] = p
 	}
 	return out, nil
+}
+
+// up says whether an interface of the router is up.
+func (w *World) up(iface string) bool {
+	up := false
+	_ = w.Router.Do(func() error {
+		dev, err := net.InterfaceByName(iface)
+		up = err == nil && dev.Flags&net.FlagUp != 0
+		return err
+	})
+	return up
 }
 
 // Device reads a WireGuard device of the router, kernel or userspace.

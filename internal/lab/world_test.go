@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -90,17 +89,6 @@ func plain(t *testing.T, w *lab.World, lanes int) {
 		l := w.Lanes[i]
 		if _, err := w.StartLane(t.Context(), l.Name); err != nil {
 			t.Fatal(err)
-		}
-		if err := lab.Await(t.Context(), 5*time.Second, l.Interface+" up", func() bool {
-			up := false
-			_ = w.Router.Do(func() error {
-				dev, err := net.InterfaceByName(l.Interface)
-				up = err == nil && dev.Flags&net.FlagUp != 0
-				return err
-			})
-			return up
-		}); err != nil {
-			t.Fatal(err) // a lane answers before its interface is up
 		}
 		sh(t, w, fmt.Sprintf(`
 ip route add default dev %[1]s table %[2]d; ip rule add from %[3]s lookup %[2]d

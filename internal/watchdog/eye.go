@@ -134,14 +134,8 @@ func wireAt(s *edge.Service, c edge.Candidate, family int, probed netip.AddrPort
 		}
 		return probed
 	}
-	port := c.Port
-	if port == 0 {
-		port = s.Port
-	}
-	for _, a := range c.Addresses {
-		if a = a.Unmap(); a.Is4() == (family == 4) && port > 0 && port < 1<<16 {
-			return netip.AddrPortFrom(a, uint16(port))
-		}
+	if at := c.Reached(s, family); at.Port() > 0 {
+		return at
 	}
 	return netip.AddrPort{}
 }

@@ -68,34 +68,13 @@ func (s *stage) watch(args ...string) error {
 	return err
 }
 
-// status is what scenarios read of `edge status`.
-type status struct {
-	Digest   string `json:"digest"`
-	Services []struct {
-		Service    string `json:"service"`
-		Family     int    `json:"family"`
-		Candidate  string `json:"candidate"`
-		Epoch      uint64 `json:"epoch"`
-		LastResort bool   `json:"last_resort"`
-		Candidates []struct {
-			Candidate string `json:"candidate"`
-			State     string `json:"state"`
-		} `json:"candidates"`
-	} `json:"services"`
-	Replicas []struct {
-		Name  string `json:"name"`
-		State string `json:"state"`
-	} `json:"replicas"`
-}
+// status is `edge status` as scenarios read it.
+type status struct{ edgeworld.Status }
 
 // look is the status as a replica tells it, with the exit code.
 func look(ctx context.Context, r *edgeworld.Replica) (status, int, error) {
-	var s status
-	res := r.Shunt(ctx, "edge", "status", "--output", "json")
-	if err := json.Unmarshal(res.Stdout, &s); err != nil {
-		return s, res.Code, fmt.Errorf("status of %s: exit code %d: %w: %s", r.Name, res.Code, err, res.Stderr)
-	}
-	return s, res.Code, nil
+	st, code, err := r.Status(ctx)
+	return status{st}, code, err
 }
 
 // target is whom the service leads to, and state how a candidate of it stands: up where it

@@ -3,7 +3,6 @@ package edgeworld_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -32,7 +31,7 @@ func product(t *testing.T) string {
 	return filepath.Join(filepath.Dir(exe), "shunt.product")
 }
 
-// isInsideWithProduct builds the product, once for all tests, and is isInside.
+// isInsideWithProduct builds the product, once for all tests, and is cage.Inside.
 func isInsideWithProduct(t *testing.T, limit time.Duration) bool {
 	t.Helper()
 	if os.Getuid() == 0 {
@@ -118,33 +117,17 @@ func (s *stage) shunt(r *edgeworld.Replica, args []string, codes ...int) string 
 	return ""
 }
 
-// seen is what tests read of `edge status`.
+// seen is `edge status` as tests read it.
 type seen struct {
-	Code     int    `json:"-"`
-	Digest   string `json:"digest"`
-	Services []struct {
-		Service    string `json:"service"`
-		Family     int    `json:"family"`
-		Candidate  string `json:"candidate"`
-		Epoch      uint64 `json:"epoch"`
-		Candidates []struct {
-			Candidate string `json:"candidate"`
-			State     string `json:"state"`
-		} `json:"candidates"`
-	} `json:"services"`
-	Notes []struct {
-		Code string `json:"code"`
-	} `json:"notes"`
+	edgeworld.Status
+	Code int
 }
 
-func (s *stage) status(r *edgeworld.Replica) (x seen) {
+func (s *stage) status(r *edgeworld.Replica) seen {
 	s.t.Helper()
-	res := r.Shunt(s.t.Context(), "edge", "status", "--output", "json")
-	if err := json.Unmarshal(res.Stdout, &x); err != nil {
-		s.t.Fatalf("status of %s: exit code %d: %v\n%s", r.Name, res.Code, err, res.Stderr)
-	}
-	x.Code = res.Code
-	return x
+	st, code, err := r.Status(s.t.Context())
+	must(s.t, err)
+	return seen{st, code}
 }
 
 // target is whom the first service leads to.
@@ -252,24 +235,23 @@ func (s *stage) await(limit time.Duration, what string, ok func() bool) time.Dur
 // tripwire there. It returns whom it leads to.
 func (s *stage) calm(r *edgeworld.Replica) *edgeworld.Backend {
 	s.t.Helper()
-	var to *edgeworld.Backend
-	s.await(30*time.Second, "a calm service", func() bool {
-		if to = s.led(r); to == nil {
-			return false
-		}
+	return s.settled(r, func(to *edgeworld.Backend) bool {
 		n, err := to.Held(r.Back4)
 		return err == nil && n > 0
 	})
-	return to
 }
 
 // unwired is calm for a service without tripwires.
 func (s *stage) unwired(r *edgeworld.Replica) *edgeworld.Backend {
 	s.t.Helper()
-	var to *edgeworld.Backend
-	s.await(30*time.Second, "a service that is up", func() bool {
+	return s.settled(r, func(*edgeworld.Backend) bool { return true })
+}
+
+func (s *stage) settled(r *edgeworld.Replica, also func(to *edgeworld.Backend) bool) (to *edgeworld.Backend) {
+	s.t.Helper()
+	s.await(30*time.Second, "a calm service", func() bool {
 		to = s.led(r)
-		return to != nil
+		return to != nil && also(to)
 	})
 	return to
 }
